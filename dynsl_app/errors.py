@@ -1,0 +1,36 @@
+"""Errors that a user can act on.
+
+Every one names what is wrong (client, setting or frame) and what to do about it.
+"""
+
+
+class DynslError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class SettingsError(DynslError):
+    """A setting is unknown, mistyped, out of range, or contradicts another one."""
+
+
+class DataError(DynslError):
+    """Data is missing, empty or does not fit the model."""
+
+
+class ModelError(DynslError):
+    """A model cannot be built, cut where asked, or fed with this shape."""
+
+
+class WireError(DynslError):
+    """A frame or connection is not acceptable: version, token, size, shape, dtype, contents."""
+
+
+class LinkClosed(WireError):
+    """The peer is gone, or this side closed the link."""
+
+
+class ClientLost(DynslError):
+    """A client left in mid-round; the message names it and says why."""
+
+
+class RoundFailed(DynslError):
+    """No client finished the round with samples, so there is nothing to aggregate."""
