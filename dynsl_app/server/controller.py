@@ -1,0 +1,485 @@
+"""One round on the data plane: receive, queue, run heads, reply.
+
+Threads: every link has one that receives (the transport's), ``server.workers`` compute, the caller watches
+deadlines. Compute never runs where bytes are moved, so while a head computes other clients' bytes keep
+moving. All state is behind one condition; tensors are only touched outside it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from dynsl_app.errors import LinkClosed, WireError
+from dynsl_app.model.optim import Rate
+from dynsl_app.model.probe import CutShape
+from dynsl_app.plan import BatchKey, Plan
+from dynsl_app.server.batching import Group, Policy, Request, Scheduler
+from dynsl_app.server.heads import Heads, Refused, Result, Work
+from dynsl_app.server.session import Session, State
+from dynsl_app.settings import Settings
+from dynsl_app.telemetry.events import EventStream
+from dynsl_app.wire.base import Frame, Kind, Link, tensor_bytes
+from dynsl_app.wire.security import same_token
+
+_HELLO_S = 20.0
+"""How long an unknown peer may take to say who it is, seconds (choice)."""
+
+_FIRST_WORD_S = 10.0
+"""After how long a silence the watchdog says what is awaited, seconds; then after twice that, and so on (choice)."""
+
+
+class Controller:
+    """The clients of one round, their queue and the workers.
+
+    Parameters
+    ----------
+    round_
+        From 1.
+    plan
+        Cuts, boundary, heads.
+    tokens
+        The secret of each client's stream.
+    heads
+        What the server trains.
+    open_heads
+        Makes a client's private copies when its stream opens.
+    make_policy
+        The batching policy of a lane.
+    cut_shapes
+        Activation at each cut 1..L.
+    classes
+        Labels are 0..classes-1.
+    """
+
+    def __init__(
+        self,
+        round_: int,
+        plan: Plan,
+        tokens: Mapping[int, str],
+        heads: Heads,
+        open_heads: Callable[[int], None],
+        make_policy: Callable[[int], Policy[Work]],
+        cut_shapes: list[CutShape],
+        classes: int,
+        settings: Settings,
+        events: EventStream,
+    ) -> None:
+        self._round, self._plan, self._heads, self._open_heads = round_, plan, heads, open_heads
+        self._cut_shapes, self._classes = cut_shapes, classes
+        self._settings, self._events = settings, events
+        self._news = threading.Condition()
+        self._scheduler: Scheduler[Work] = Scheduler(make_policy)
+        self._running = 0
+        self._closing = False
+        now = time.monotonic()
+        self.sessions: dict[int, Session] = {}
+        for client, cut in sorted(plan.cuts.items()):
+            head = plan.head_of(client)
+            lane = None if plan.is_local(client) else client if head is None else head
+            self.sessions[client] = Session(client, tokens[client], cut, lane, heard_at=now)
+        self._last_news = now
+        self._next_word = _FIRST_WORD_S
+        self._workers = [
+            threading.Thread(target=self._work, name=f"head-worker-{k}", daemon=True)
+            for k in range(settings.server.workers)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    # -- links: one thread each ------------------------------------------------------------------------------------
+
+    def serve(self, link: Link, hello: Frame) -> None:
+        """Serve one link until it ends. Runs in the link's own thread.
+
+        Raises
+        ------
+        WireError
+            The stream is refused; nobody else is affected.
+        """
+        session = self._admit(link, hello)
+        try:
+            while True:
+                frame = link.receive()
+                if not self._handle(session, link, frame):
+                    return
+        except LinkClosed as error:
+            self._link_lost(session, link, str(error))
+        except WireError as error:
+            self.fail(session.client, f"sent what is not acceptable: {error}")
+
+    def _admit(self, link: Link, hello: Frame) -> Session:
+        session = self.sessions.get(hello.client)
+        if session is None or not same_token(str(hello.meta.get("token", "")), session.token):
+            raise WireError(
+                f"client {hello.client}: wrong token for round {self._round}; the token comes with the round's "
+                f"order and is good for that client and round only"
+            )
+        batches = hello.meta.get("batches")
+        if not isinstance(batches, int) or batches < 1:
+            raise WireError(f"client {session.client}: it has no batches in round {self._round}; give it data")
+        first = False
+        with self._news:
+            if session.state is State.LOST:
+                raise WireError(f"client {session.client}: no longer part of round {self._round}: {session.reason}")
+            if session.state is State.AWAITED:
+                first = True
+        if first:
+            self._open_heads(session.client)
+        stale: Link | None = None
+        with self._news:
+            stale = session.drop_link()
+            session.link = link
+            session.heard_at = self._touch()
+            if first:
+                session.state = State.OPEN
+                session.batches = batches
+                session.started_at = session.heard_at
+                optimizer, epochs = self._settings.optimizer, self._settings.local_epochs
+                session.rate = Rate(optimizer, batches // epochs, epochs, self._settings.rounds)
+        if stale is not None:
+            stale.close()
+        link.send(Frame(Kind.WELCOME, session.client, self._round, meta={"next": session.next}))
+        if first:
+            self._events.emit(
+                "stream_open",
+                round=self._round,
+                client=session.client,
+                peer=link.peer,
+                batches=batches,
+                samples=hello.meta.get("samples"),
+            )
+        else:
+            self._events.emit("stream_resumed", round=self._round, client=session.client, next=session.next)
+        return session
+
+    def _handle(self, session: Session, link: Link, frame: Frame) -> bool:
+        """Act on one frame; False when the link has served its purpose."""
+        if (frame.client, frame.round) != (session.client, self._round):
+            raise WireError(
+                f"a frame of client {frame.client}, round {frame.round}, on client {session.client}'s stream"
+            )
+        match frame.kind:
+            case Kind.ACTIVATION if session.lane is not None:
+                self._activation(session, link, frame)
+            case Kind.PROGRESS if session.lane is None:
+                self._progress(session, link, frame)
+            case Kind.END:
+                self._finish(session)
+                link.send(Frame(Kind.ACK, session.client, self._round, frame.batch))
+            case Kind.ERROR:
+                self.fail(session.client, str(frame.meta.get("message")))
+                return False
+            case _:
+                raise WireError(f"{frame.kind.name} is not expected from a client at cut {session.cut}")
+        return True
+
+    def _activation(self, session: Session, link: Link, frame: Frame) -> None:
+        if not self._is_new(session, link, frame):
+            return
+        activation, target = self._checked(session, frame)
+        assert session.rate is not None
+        assert session.lane is not None
+        key = BatchKey(self._settings.seed, session.client, self._round, frame.batch)
+        work = Work(key, activation, target, session.rate.at(self._round, frame.batch))
+        held = tensor_bytes(frame.tensors.values())
+        with self._news:
+            if session.state is not State.OPEN:
+                return
+            session.pending, session.reply = True, None
+            session.next += 1
+            request = Request(session.client, frame.batch, session.lane, held, self._touch(), work)
+            self._scheduler.add(request)
+            self._news.notify_all()
+
+    def _progress(self, session: Session, link: Link, frame: Frame) -> None:
+        if not self._is_new(session, link, frame):
+            return
+        samples, loss, correct = (frame.meta.get(name) for name in ("samples", "loss", "correct"))
+        if not (isinstance(samples, int) and isinstance(correct, int) and isinstance(loss, float) and samples > 0):
+            raise WireError(f"progress of batch {frame.batch} without samples, loss and correct")
+        reply = Frame(Kind.ACK, session.client, self._round, frame.batch)
+        with self._news:
+            session.heard_at = self._touch()
+            session.next += 1
+            session.reply = reply
+            session.count(samples, loss, correct)
+        link.send(reply)
+        self._events.emit(
+            "progress",
+            round=self._round,
+            client=session.client,
+            batch=frame.batch,
+            samples=samples,
+            loss=loss,
+            correct=correct,
+        )
+
+    def _is_new(self, session: Session, link: Link, frame: Frame) -> bool:
+        """Whether this batch is the next one; one sent again after a reconnection is answered again."""
+        again: Frame | None = None
+        with self._news:
+            session.heard_at = self._touch()
+            expected = session.next
+            if frame.batch == expected - 1:
+                again = session.reply
+            elif frame.batch != expected or session.pending or frame.batch >= session.batches:
+                raise WireError(
+                    f"batch {frame.batch} came where batch {expected} of {session.batches} was expected; "
+                    f"batches are sent in order, one at a time"
+                )
+        if again is not None:
+            link.send(again)
+        return frame.batch == expected
+
+    def _checked(self, session: Session, frame: Frame) -> tuple[Tensor, Tensor]:
+        """Activation and target of a batch, if they are what the client's cut says."""
+        activation, target = frame.tensors.get("activation"), frame.tensors.get("target")
+        shape = self._cut_shapes[session.cut - 1]
+        where = f"client {session.client}, batch {frame.batch}, cut {session.cut}"
+        if activation is None or target is None:
+            raise WireError(f"{where}: an activation and its target are expected")
+        most = self._settings.data.batch + 1
+        if activation.shape[1:] != shape.shape or activation.dtype != shape.dtype or not 1 <= len(activation) <= most:
+            raise WireError(
+                f"{where}: the activation is {activation.dtype}{list(activation.shape)}, expected {shape.dtype}"
+                f"[1..{most}, {', '.join(map(str, shape.shape))}]; client and server must build the same model"
+            )
+        if target.dtype != torch.int64 or target.shape != activation.shape[:1]:
+            raise WireError(f"{where}: the target is {target.dtype}{list(target.shape)}, expected int64, one a sample")
+        if bool((target < 0).any()) or bool((target >= self._classes).any()):
+            raise WireError(f"{where}: a target is outside 0..{self._classes - 1}; the client's data has other classes")
+        return activation, target
+
+    def _finish(self, session: Session) -> None:
+        with self._news:
+            session.heard_at = self._touch()
+            if session.state is not State.OPEN:
+                return
+            if session.next != session.batches or session.pending:
+                raise WireError(f"the end came after batch {session.next - 1} of {session.batches}")
+            session.state, session.ended_at, session.reply = State.DONE, session.heard_at, None
+            if session.lane is not None:
+                self._scheduler.leave(session.client, session.lane)
+            self._news.notify_all()
+        self._events.emit(
+            "client_done",
+            round=self._round,
+            client=session.client,
+            batches=session.batches,
+            samples=session.samples,
+            loss=session.loss_sum / session.samples,
+            accuracy=session.correct / session.samples,
+        )
+
+    def _link_lost(self, session: Session, link: Link, reason: str) -> None:
+        with self._news:
+            if session.link is not link:
+                return
+            session.drop_link()
+            session.lost_at = self._touch()
+            if session.state is not State.OPEN:
+                return
+            session.reason = reason
+        self._events.emit("stream_lost", round=self._round, client=session.client, reason=reason)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._settings.server.threads)
+        while (group := self._await_group()) is not None:
+            self._run(group)
+
+    def _await_group(self) -> Group[Work] | None:
+        with self._news:
+            while True:
+                now = time.monotonic()
+                group = None if self._closing else self._scheduler.next(now)
+                if group is not None:
+                    self._running += 1
+                    return group
+                if self._closing:
+                    return None
+                wake = self._scheduler.wake_at(now)
+                self._news.wait(None if wake is None else max(0.0, wake - now))
+
+    def _run(self, group: Group[Work]) -> None:
+        lane, started = group[0].lane, time.monotonic()
+        works = [request.payload for request in group]
+        try:
+            results = self._heads.backward(works)
+        except Exception as error:  # whatever a model raises harms only the members of this group
+            results = [Refused(f"batch {work.key.batch}: the server cannot train on it: {error!r}") for work in works]
+        trained: list[tuple[Work, Result]] = []
+        for work, result in zip(works, results, strict=True):
+            if isinstance(result, Refused):
+                self.fail(work.key.client, result.reason)
+            else:
+                self._reply(work, result)
+                trained.append((work, result))
+        if trained:
+            # The gradients are on their way while the server still updates: the client goes on at once, and its
+            # next batch finds the lane busy until the update is done.
+            self._heads.step([work for work, _ in trained])
+        ended = time.monotonic()
+        with self._news:
+            self._running -= 1
+            self._scheduler.done(lane)
+            self._news.notify_all()
+        if trained:
+            sizes = [len(work.target) for work, _ in trained]
+            self._events.emit(
+                "step",
+                round=self._round,
+                head=self._plan.head_of(trained[0][0].key.client),
+                members=[[w.key.client, w.key.batch, n] for (w, _), n in zip(trained, sizes, strict=True)],
+                loss=sum(r.loss * n for (_, r), n in zip(trained, sizes, strict=True)) / sum(sizes),
+                correct=sum(r.correct for _, r in trained),
+                wait_s=started - min(request.arrived for request in group),
+                service_s=ended - started,
+            )
+
+    def _reply(self, work: Work, result: Result) -> None:
+        session = self.sessions[work.key.client]
+        reply = Frame(
+            Kind.GRADIENT,
+            session.client,
+            self._round,
+            work.key.batch,
+            meta={"loss": result.loss, "correct": result.correct},
+            tensors={"gradient": result.gradient},
+        )
+        with self._news:
+            session.count(len(work.target), result.loss, result.correct)
+            session.pending, session.reply = False, reply
+            session.heard_at = self._touch()
+            link = session.link
+        if link is not None:
+            try:
+                link.send(reply)
+            except LinkClosed as error:
+                self._link_lost(session, link, str(error))
+
+    # -- the caller ------------------------------------------------------------------------------------------------
+
+    def fail(self, client: int, reason: str) -> None:
+        """Give a client up: name it, tell it, go on without it. Does nothing once it is lost."""
+        session = self.sessions[client]
+        with self._news:
+            if session.state is State.LOST:
+                return
+            session.state, session.reason, session.reply = State.LOST, reason, None
+            if session.lane is not None:
+                self._scheduler.leave(client, session.lane)
+            link = session.drop_link()
+            self._touch()
+            self._news.notify_all()
+        self._events.emit("client_lost", round=self._round, client=client, reason=reason)
+        if link is not None:
+            with suppress(LinkClosed):  # it may be gone already
+                link.send(Frame(Kind.ERROR, client, self._round, meta={"message": f"client {client}: {reason}"}))
+            link.close()
+
+    def watch(self, replied: Collection[int]) -> None:
+        """Give up clients whose deadline has passed, and say what is awaited when nothing happens for long.
+
+        Parameters
+        ----------
+        replied
+            Clients whose reply to the round's order has come.
+        """
+        faults, now = self._settings.faults, time.monotonic()
+        overdue: list[tuple[int, str]] = []
+        awaited: dict[str, list[int]] = {}
+        with self._news:
+            silence = now - self._last_news
+            for session in self.sessions.values():
+                if session.state is State.LOST or (session.state is State.DONE and session.client in replied):
+                    continue
+                if session.state is State.DONE:
+                    awaited.setdefault("their blocks, trained and not yet sent", []).append(session.client)
+                    if now - session.heard_at > faults.connect_s:
+                        reason = f"its blocks did not come within faults.connect_s={faults.connect_s:g} s after its"
+                        overdue.append((session.client, f"{reason} last batch"))
+                elif session.state is State.AWAITED:
+                    awaited.setdefault("their streams to open", []).append(session.client)
+                    # Counted while nobody makes progress: with fewer places than clients the rest queue.
+                    if silence > faults.connect_s:
+                        overdue.append((session.client, self._explain_connect(faults.connect_s)))
+                elif session.link is None:
+                    awaited.setdefault("lost streams to come back", []).append(session.client)
+                    if now - session.lost_at > faults.reconnect_s:
+                        reason = f"its stream was lost ({session.reason}) and did not come back within"
+                        overdue.append((session.client, f"{reason} faults.reconnect_s={faults.reconnect_s:g} s"))
+                elif not session.pending:
+                    awaited.setdefault("their next batch", []).append(session.client)
+                    if now - session.heard_at > faults.batch_s:
+                        reason = f"no batch within faults.batch_s={faults.batch_s:g} s after batch {session.next - 1}"
+                        overdue.append((session.client, reason))
+            speak = bool(awaited) and silence > self._next_word
+            if speak:
+                self._next_word *= 2
+        if speak:
+            for what, clients in awaited.items():
+                fields = {"round": self._round, "for": what, "clients": clients, "seconds": round(silence, 1)}
+                self._events.emit("waiting", **fields)
+        for client, reason in overdue:
+            self.fail(client, reason)
+
+    def _explain_connect(self, seconds: float) -> str:
+        return (
+            f"its stream did not open within faults.connect_s={seconds:g} s without news from anybody; it must reach"
+            f"the server's data plane (wire.bind, wire.advertise), and with server.policy=lockstep all clients must "
+            f"run at once"
+        )
+
+    def settled(self, replied: Collection[int]) -> bool:
+        """Whether every client is lost, or done and among those that ``replied``, and no head is computing."""
+        with self._news:
+            return self._running == 0 and all(
+                session.state is State.LOST or (session.state is State.DONE and session.client in replied)
+                for session in self.sessions.values()
+            )
+
+    def close(self) -> None:
+        """Stop the workers and close all links."""
+        with self._news:
+            self._closing = True
+            links = [link for session in self.sessions.values() if (link := session.drop_link()) is not None]
+            self._news.notify_all()
+        for link in links:
+            link.close()
+        for worker in self._workers:
+            worker.join()
+
+    @property
+    def epoch_s(self) -> float:
+        """From the first batch's start to the last batch's end, seconds; 0.0 if no client finished."""
+        started = [s.started_at for s in self.sessions.values() if s.started_at is not None]
+        ended = [s.ended_at for s in self.sessions.values() if s.ended_at is not None]
+        return max(ended) - min(started) if ended else 0.0
+
+    def _touch(self) -> float:
+        """Note that something happened; the time, by the monotonic clock."""
+        self._last_news, self._next_word = time.monotonic(), _FIRST_WORD_S
+        return self._last_news
+
+
+def read_hello(link: Link) -> Frame:
+    """The first frame of a stream.
+
+    Raises
+    ------
+    WireError
+        It is not a HELLO, or none came in time.
+    """
+    try:
+        frame = link.receive(timeout=_HELLO_S)
+    except TimeoutError:
+        raise WireError(f"a stream from {link.peer} said nothing for {_HELLO_S:g} s") from None
+    if frame.kind is not Kind.HELLO:
+        raise WireError(f"a stream from {link.peer} began with {frame.kind.name}; HELLO with a token comes first")
+    return frame

@@ -1,0 +1,200 @@
+"""All blocks that the server holds in one round: private copies per client, and shared heads.
+
+Knows tensors and groups, nothing of links or threads. Groups of different lanes may run at the same time; a lane is
+used by one thread at a time (:mod:`dynsl_app.server.batching` sees to it).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dynsl_app.model.chain import Block, Chain
+from dynsl_app.model.segment import Members, Segment, all_finite, count_correct, mean_loss
+from dynsl_app.plan import BatchKey, Plan
+from dynsl_app.settings import Settings
+
+_ADVICE = "lower optimizer.lr, or clip gradients (optimizer.clip=value)"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One client's batch at its cut: activation (B, …), target (B,), and the learning rate of that batch."""
+
+    key: BatchKey
+    activation: Tensor
+    target: Tensor
+    rate: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What goes back to the client: gradient at the cut (as the activation), mean loss, correct predictions."""
+
+    gradient: Tensor
+    loss: float
+    correct: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a client's batch was not trained on."""
+
+    reason: str
+
+
+class _NotFinite(Exception):
+    """Some members of a group have NaN or Inf, by position."""
+
+    def __init__(self, members: list[int], what: str) -> None:
+        super().__init__(what)
+        self.members, self.what = members, what
+
+
+def _require(tensors: Sequence[Tensor], what: str) -> None:
+    bad = [position for position, tensor in enumerate(tensors) if not all_finite(tensor)]
+    if bad:
+        raise _NotFinite(bad, what)
+
+
+class Heads:
+    """Private copies and shared heads of one round.
+
+    Parameters
+    ----------
+    chain
+        The merged model at the start of the round; blocks are copied from it, never changed.
+    plan, settings
+        Cuts, boundary and heads of the round.
+    head_states
+        Optimizer state of the shared heads that outlives the round, by head; may be empty.
+    """
+
+    def __init__(
+        self, chain: Chain, plan: Plan, settings: Settings, head_states: Mapping[int, Mapping[str, Tensor]]
+    ) -> None:
+        self._chain, self._plan, self._settings = chain, plan, settings
+        self._device = settings.server.device
+        self._private: dict[int, Segment] = {}
+        self._shared: list[Segment] = []
+        for head in range(plan.heads):
+            segment = self._copy(plan.boundary, plan.blocks, per_member=settings.heads.batchnorm == "per_request")
+            segment.load_optimizer_state(head_states.get(head, {}))
+            self._shared.append(segment)
+
+    def open(self, client: int, local: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+        """Make the client's private copies of blocks n_i+1..b.
+
+        Parameters
+        ----------
+        local
+            Weights that are this client's own instead of the merged model's (``server.batchnorm=local``).
+        optimizer
+            Its optimizer state that outlives the round; may be empty.
+        """
+        segment = self._copy(self._plan.cuts[client], self._plan.boundary)
+        if local:
+            segment.load_weights({**segment.weights(), **local})
+        segment.load_optimizer_state(optimizer)
+        self._private[client] = segment
+
+    def close(self, client: int) -> None:
+        """Drop a lost client's copies."""
+        self._private.pop(client, None)
+
+    def private(self, client: int) -> Segment:
+        """The client's private blocks on the server."""
+        return self._private[client]
+
+    def shared(self, head: int) -> Segment:
+        """A shared head."""
+        return self._shared[head]
+
+    def backward(self, works: Sequence[Work]) -> list[Result | Refused]:
+        """Forward and backward of one group as one batch; :meth:`step` must follow if any result is a Result.
+
+        Members are refused one by one: for non-finite activations or losses, and the rest runs without
+        them. Results are in the order of ``works``.
+        """
+        refused: dict[int, Refused] = {}
+        for position, work in enumerate(works):
+            if not all_finite(work.activation):
+                refused[position] = Refused(f"batch {work.key.batch}: its activation has NaN or Inf; {_ADVICE}")
+        while kept := [position for position in range(len(works)) if position not in refused]:
+            try:
+                results = self._run([works[position] for position in kept])
+            except _NotFinite as error:
+                self._forget([works[position] for position in kept])
+                for i in error.members:
+                    reason = f"batch {works[kept[i]].key.batch}: its {error.what} has NaN or Inf; {_ADVICE}"
+                    refused[kept[i]] = Refused(reason)
+            else:
+                done = dict(zip(kept, results, strict=True))
+                return [refused.get(i) or done[i] for i in range(len(works))]
+        return [refused[i] for i in range(len(works))]
+
+    def step(self, works: Sequence[Work]) -> None:
+        """Update what the group trained: each member's private blocks, and the shared head once."""
+        for work in works:
+            self._private[work.key.client].step(work.rate)
+        head = self._plan.head_of(works[0].key.client)
+        if head is not None:
+            # A joint step has one rate; members of one group are at the same place of their schedules, or nearly so.
+            self._shared[head].step(works[0].rate)
+
+    def _run(self, works: Sequence[Work]) -> list[Result]:
+        inputs = [work.activation.detach().to(self._device).requires_grad_() for work in works]
+        targets = [work.target.to(self._device) for work in works]
+        members = [(work.key, len(work.target)) for work in works]
+        tops = [
+            self._private[work.key.client].forward(x, [member])
+            for work, x, member in zip(works, inputs, members, strict=True)
+        ]
+        head = self._plan.head_of(works[0].key.client)
+        if head is None:
+            logits = tops
+            losses = [mean_loss(tops[0], targets[0])]
+            _require(losses, "loss")
+            self._private[works[0].key.client].backward(losses[0])
+        else:
+            logits, losses = self._joint(self._shared[head], tops, targets, members)
+        gradients = [x.grad for x in inputs if x.grad is not None]
+        _require(gradients, "gradient at the cut")
+        return [
+            Result(gradient.to("cpu"), float(loss.detach()), count_correct(part, target))
+            for gradient, loss, part, target in zip(gradients, losses, logits, targets, strict=True)
+        ]
+
+    def _joint(
+        self, head: Segment, tops: Sequence[Tensor], targets: Sequence[Tensor], members: Members
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """One step's backward through a shared head and its members' private blocks: logits and losses by member.
+
+        The graph is cut at the boundary so that every member's share of the joint gradient can be rescaled to
+        the gradient of its own mean loss before it enters its private blocks (ALGORITHMS §2).
+        """
+        sizes = [size for _, size in members]
+        joint = (torch.cat([top.detach() for top in tops]) if len(tops) > 1 else tops[0].detach()).requires_grad_()
+        logits = head.forward(joint, members)
+        parts = list(logits.split(sizes))
+        with torch.no_grad():
+            losses = [mean_loss(part, target) for part, target in zip(parts, targets, strict=True)]
+        _require(losses, "loss")
+        head.backward(mean_loss(logits, torch.cat(list(targets))))
+        assert joint.grad is not None
+        for (key, size), top, share in zip(members, tops, joint.grad.split(sizes), strict=True):
+            self._private[key.client].backward(top, share * (len(joint) / size) if size != len(joint) else share)
+        return parts, losses
+
+    def _forget(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._private[work.key.client].drop_gradients()
+        head = self._plan.head_of(works[0].key.client)
+        if head is not None:
+            self._shared[head].drop_gradients()
+
+    def _copy(self, low: int, high: int, *, per_member: bool = False) -> Segment:
+        blocks: list[Block] = [copy.deepcopy(block).to(self._device) for block in self._chain.span(low, high)]
+        return Segment(blocks, self._settings.optimizer, per_member=per_member)
