@@ -1,0 +1,26 @@
+"""What a device makes of the run's settings: its data, its model, its place."""
+
+import torch
+
+from dynsl_app.data.load import client_data, load_source
+from dynsl_app.data.loader import ClientData
+from dynsl_app.model.build import build_chain
+from dynsl_app.model.chain import Chain
+from dynsl_app.settings import NodeSettings, Settings
+
+
+def prepare(settings: Settings, node: NodeSettings, client: int) -> tuple[ClientData, Chain]:
+    """The client's own data, and the run's model with weights that are still to be loaded.
+
+    Also gives this thread its number of torch threads; the bits of a run depend on it (ALGORITHMS §1).
+
+    Raises
+    ------
+    DynslError
+        Data or model cannot be had on this device; the message names the setting and the remedy.
+    """
+    torch.set_num_threads(node.threads or settings.threads)
+    allow = frozenset(name.strip() for name in node.allow.split(",") if name.strip())
+    source = load_source(settings.data, root=node.data_root, allow=allow)
+    data = client_data(source, settings.data, client=client, clients=settings.clients, seed=settings.seed)
+    return data, build_chain(settings.model, source.spec, settings.seed, allow)
