@@ -1,0 +1,38 @@
+"""Whole runs in one process, by overrides: what the parity tests compare."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from dynsl_app.compose import compose
+from dynsl_app.inprocess import InProcessControl
+from dynsl_app.run import run
+from dynsl_app.server.folder import RunFolder
+
+Train = Callable[..., RunFolder]
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Trains with the given overrides; equal ones are run once."""
+    done: dict[tuple[str, ...], RunFolder] = {}
+
+    def run_once(*overrides: str) -> RunFolder:
+        if overrides not in done:
+            path = tmp_path_factory.mktemp("run") / "run"
+            settings = compose([*overrides, f"run_dir={path}", "logging.console=off"])
+            run(settings, InProcessControl(settings.clients))
+            done[overrides] = RunFolder(path)
+        return done[overrides]
+
+    return run_once
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bits agree for the same number of torch threads only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
