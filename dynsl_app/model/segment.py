@@ -5,7 +5,7 @@ The same code trains a block on either side of the cut, which is what makes plac
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +122,16 @@ class Segment:
             if self._observer is not None:
                 self._observer.step(block.index)
 
-    def drop_gradients(self) -> None:
-        """Forget a backward pass that must not be stepped on."""
+    def statistics(self) -> list[Tensor]:
+        """Copies of all buffers (BatchNorm's running statistics), for :meth:`forget`."""
+        return [buffer.clone() for block in self.blocks for buffer in block.buffers()]
+
+    def forget(self, statistics: Sequence[Tensor]) -> None:
+        """Undo a forward and backward that must not count: drop gradients, and put buffers back."""
+        with torch.no_grad():
+            buffers = (buffer for block in self.blocks for buffer in block.buffers())
+            for buffer, before in zip(buffers, statistics, strict=True):
+                buffer.copy_(before)
         for optimizer in self._optimizers:
             if optimizer is not None:
                 optimizer.zero_grad(set_to_none=True)
@@ -151,6 +159,37 @@ class Segment:
         for block, optimizer in zip(self.blocks, self._optimizers, strict=True):
             if optimizer is not None:
                 load_optimizer_state(block, optimizer, groups.get(block.index, {}))
+
+
+class Entry:
+    """An activation that enters a segment from elsewhere, and the gradient that comes out at it.
+
+    The gradient keeps the strides that it has inside autograd. Accumulated into a leaf's ``grad`` it would take on
+    the activation's, and the blocks below the cut would compute other bits than in the unsplit model.
+
+    Attributes
+    ----------
+    tensor
+        What to feed the segment with; same shape, dtype, strides and memory as the activation.
+    gradient
+        As the activation, once :meth:`Segment.backward` is done.
+    """
+
+    def __init__(self, activation: Tensor) -> None:
+        self.gradient: Tensor | None = None
+        self.tensor: Tensor = _Catch.apply(activation.detach().requires_grad_(), self)
+
+
+class _Catch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, entry: Entry) -> Tensor:
+        ctx.entry = entry
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        (ctx.entry.gradient,) = gradients
+        return None, None
 
 
 def _passed(observer: Observer, block: int, gradient: Tensor) -> None:

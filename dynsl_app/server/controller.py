@@ -309,10 +309,7 @@ class Controller:
     def _run(self, group: Group[Work]) -> None:
         lane, started = group[0].lane, time.monotonic()
         works = [request.payload for request in group]
-        try:
-            results = self._heads.backward(works)
-        except Exception as error:  # whatever a model raises harms only the members of this group
-            results = [Refused(f"batch {work.key.batch}: the server cannot train on it: {error!r}") for work in works]
+        results = self._heads.backward(works)
         trained: list[tuple[Work, Result]] = []
         for work, result in zip(works, results, strict=True):
             if isinstance(result, Refused):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynsl_app.model.chain import Block, Chain
-from dynsl_app.model.segment import Members, Segment, all_finite, count_correct, mean_loss
+from dynsl_app.model.segment import Entry, Members, Segment, all_finite, count_correct, mean_loss
 from dynsl_app.plan import BatchKey, Plan
 from dynsl_app.settings import Settings
 
@@ -100,10 +100,6 @@ class Heads:
         segment.load_optimizer_state(optimizer)
         self._private[client] = segment
 
-    def close(self, client: int) -> None:
-        """Drop a lost client's copies."""
-        self._private.pop(client, None)
-
     def private(self, client: int) -> Segment:
         """The client's private blocks on the server."""
         return self._private[client]
@@ -123,34 +119,39 @@ class Heads:
             if not all_finite(work.activation):
                 refused[position] = Refused(f"batch {work.key.batch}: its activation has NaN or Inf; {_ADVICE}")
         while kept := [position for position in range(len(works)) if position not in refused]:
+            members = [works[position] for position in kept]
+            # With separate heads a refused client is alone: there is nobody for whom to undo anything.
+            segments = self._segments(members) if self._shared else []
+            before = [segment.statistics() for segment in segments]
             try:
-                results = self._run([works[position] for position in kept])
+                done = dict(zip(kept, self._run(members), strict=True))
             except _NotFinite as error:
-                self._forget([works[position] for position in kept])
                 for i in error.members:
-                    reason = f"batch {works[kept[i]].key.batch}: its {error.what} has NaN or Inf; {_ADVICE}"
+                    reason = f"batch {members[i].key.batch}: its {error.what} has NaN or Inf; {_ADVICE}"
                     refused[kept[i]] = Refused(reason)
+            except Exception as error:  # whatever a model raises harms only the members of this group
+                for i, work in zip(kept, members, strict=True):
+                    refused[i] = Refused(f"batch {work.key.batch}: the server cannot train on it: {error}")
             else:
-                done = dict(zip(kept, results, strict=True))
                 return [refused.get(i) or done[i] for i in range(len(works))]
+            for segment, statistics in zip(segments, before, strict=True):
+                segment.forget(statistics)
         return [refused[i] for i in range(len(works))]
 
     def step(self, works: Sequence[Work]) -> None:
         """Update what the group trained: each member's private blocks, and the shared head once."""
-        for work in works:
-            self._private[work.key.client].step(work.rate)
-        head = self._plan.head_of(works[0].key.client)
-        if head is not None:
-            # A joint step has one rate; members of one group are at the same place of their schedules, or nearly so.
-            self._shared[head].step(works[0].rate)
+        # A joint step has one rate; members of one group are at the same place of their schedules, or nearly so.
+        rates = [work.rate for work in works] + [works[0].rate]
+        for segment, rate in zip(self._segments(works), rates, strict=False):
+            segment.step(rate)
 
     def _run(self, works: Sequence[Work]) -> list[Result]:
-        inputs = [work.activation.detach().to(self._device).requires_grad_() for work in works]
+        entries = [Entry(work.activation.to(self._device)) for work in works]
         targets = [work.target.to(self._device) for work in works]
         members = [(work.key, len(work.target)) for work in works]
         tops = [
-            self._private[work.key.client].forward(x, [member])
-            for work, x, member in zip(works, inputs, members, strict=True)
+            self._private[work.key.client].forward(entry.tensor, [member])
+            for work, entry, member in zip(works, entries, members, strict=True)
         ]
         head = self._plan.head_of(works[0].key.client)
         if head is None:
@@ -160,7 +161,7 @@ class Heads:
             self._private[works[0].key.client].backward(losses[0])
         else:
             logits, losses = self._joint(self._shared[head], tops, targets, members)
-        gradients = [x.grad for x in inputs if x.grad is not None]
+        gradients = [entry.gradient for entry in entries if entry.gradient is not None]
         _require(gradients, "gradient at the cut")
         return [
             Result(gradient.to("cpu"), float(loss.detach()), count_correct(part, target))
@@ -176,24 +177,24 @@ class Heads:
         the gradient of its own mean loss before it enters its private blocks (ALGORITHMS §2).
         """
         sizes = [size for _, size in members]
-        joint = (torch.cat([top.detach() for top in tops]) if len(tops) > 1 else tops[0].detach()).requires_grad_()
-        logits = head.forward(joint, members)
+        joint = Entry(torch.cat([top.detach() for top in tops]) if len(tops) > 1 else tops[0])
+        logits = head.forward(joint.tensor, members)
         parts = list(logits.split(sizes))
         with torch.no_grad():
             losses = [mean_loss(part, target) for part, target in zip(parts, targets, strict=True)]
         _require(losses, "loss")
         head.backward(mean_loss(logits, torch.cat(list(targets))))
-        assert joint.grad is not None
-        for (key, size), top, share in zip(members, tops, joint.grad.split(sizes), strict=True):
-            self._private[key.client].backward(top, share * (len(joint) / size) if size != len(joint) else share)
+        assert joint.gradient is not None
+        total = sum(sizes)
+        for (key, size), top, share in zip(members, tops, joint.gradient.split(sizes), strict=True):
+            self._private[key.client].backward(top, share * (total / size) if size != total else share)
         return parts, losses
 
-    def _forget(self, works: Sequence[Work]) -> None:
-        for work in works:
-            self._private[work.key.client].drop_gradients()
+    def _segments(self, works: Sequence[Work]) -> list[Segment]:
+        """What a group runs through: each member's private blocks, then their shared head if there is one."""
+        own = [self._private[work.key.client] for work in works]
         head = self._plan.head_of(works[0].key.client)
-        if head is not None:
-            self._shared[head].drop_gradients()
+        return own if head is None else [*own, self._shared[head]]
 
     def _copy(self, low: int, high: int, *, per_member: bool = False) -> Segment:
         blocks: list[Block] = [copy.deepcopy(block).to(self._device) for block in self._chain.span(low, high)]

@@ -9,6 +9,7 @@ from dynsl_app.compose import compose
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.run import run
 from dynsl_app.server.folder import RunFolder
+from dynsl_app.telemetry.sinks.jsonl import read_events
 
 Train = Callable[..., RunFolder]
 
@@ -24,6 +25,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
             settings = compose([*overrides, f"run_dir={path}", "logging.console=off"])
             run(settings, InProcessControl(settings.clients))
             done[overrides] = RunFolder(path)
+            lost = [event["reason"] for event in read_events(path / "events.jsonl") if event["event"] == "client_lost"]
+            assert not lost
         return done[overrides]
 
     return run_once

@@ -35,14 +35,15 @@ COMMON = [
     "data=synthetic",
     "data.shape=[1,8,8]",
     "data.samples=40",
-    "data.limit=23",
+    "data.limit=24",
+    "seed=2",
     "data.partition=quantity",
     "data.batch=3",
     "evaluation.batch=64",
 ]
 
 OPTIMIZERS = {
-    "sgd": ["optimizer=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9", "optimizer.weight_decay=1e-4"],
+    "sgd": ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9", "optimizer.weight_decay=1e-4"],
     "adam": ["optimizer=adam"],
 }
 

@@ -32,13 +32,14 @@ COMMON = [
     "data=synthetic",
     "data.shape=[1,8,8]",
     "data.samples=40",
-    "data.limit=23",
+    "data.limit=24",
+    "seed=2",
     "data.partition=quantity",
     "data.batch=3",
     "wire=inprocess",
 ]
 OPTIMIZERS = {
-    "sgd": ["optimizer=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9"],
+    "sgd": ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"],
     "adam": ["optimizer=adam"],
 }
 
