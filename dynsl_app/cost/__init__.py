@@ -1,0 +1,1 @@
+"""Predict how long an epoch takes: costs of every cut, and queueing at the server."""
