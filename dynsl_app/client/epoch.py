@@ -1,18 +1,20 @@
 """A client's round: train blocks 1..n_i over the stream, batch by batch."""
 
 import time
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from dynsl_app.client.node import prepare
+from dynsl_app.client.prefix import Prefix
 from dynsl_app.client.stream import Stream, hello
 from dynsl_app.errors import ClientLost, WireError
 from dynsl_app.model.optim import Rate
-from dynsl_app.model.segment import Segment, all_finite, count_correct, mean_loss
+from dynsl_app.model.segment import all_finite, count_correct, mean_loss
 from dynsl_app.orders import TrainOrder, TrainReply
 from dynsl_app.plan import BatchKey
 from dynsl_app.settings import NodeSettings
-from dynsl_app.wire.base import Frame, Kind
+from dynsl_app.wire.base import Frame, Kind, Scalar
 from dynsl_app.wire.transport import make_transport
 
 
@@ -26,11 +28,9 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
     """
     settings = order.settings
     data, chain = prepare(settings, node, order.client)
-    whole = order.cut == len(chain)
-    segment = Segment([block.to(node.device) for block in chain.span(0, order.cut)], settings.optimizer)
-    del chain
-    segment.load_weights(order.weights)
-    segment.load_optimizer_state(order.optimizer)
+    prefix = Prefix(chain, order.cut, settings.optimizer, node.device)
+    prefix.segment.load_weights(order.weights)
+    prefix.segment.load_optimizer_state(order.optimizer)
 
     transport = make_transport(settings.wire)
     batches = data.batches_per_epoch * settings.local_epochs
@@ -38,22 +38,19 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
     started = time.monotonic()
     stream = Stream(lambda: transport.connect(order.endpoint), opening, settings.faults)
     try:
-        run = _Round(order, segment, stream, data.batches_per_epoch, node.device)
+        run = _Round(order, prefix, stream, data.batches_per_epoch)
         for epoch in range(settings.local_epochs):
             for x, y in data.epoch(order.round, epoch):
-                if whole:
-                    run.local_batch(x, y)
-                else:
-                    run.split_batch(x, y)
-        run.finish(whole)
+                run.train(x, y)
+        run.finish()
     finally:
         stream.close()
     return TrainReply(
         client=order.client,
         round=order.round,
-        cut=order.cut,
-        weights={name: value.cpu() for name, value in segment.weights().items()},
-        optimizer=segment.optimizer_state() if settings.optimizer.persist == "run" else {},
+        cut=prefix.cut,
+        weights={name: value.cpu() for name, value in prefix.segment.weights().items()},
+        optimizer=prefix.segment.optimizer_state() if settings.optimizer.persist == "run" else {},
         samples=run.samples,
         metrics={"seconds": time.monotonic() - started, "wait_s": run.wait_s},
     )
@@ -62,64 +59,93 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
 class _Round:
     """The batches of one round, counted from 0 over all local epochs."""
 
-    def __init__(self, order: TrainOrder, segment: Segment, stream: Stream, per_epoch: int, device: str) -> None:
-        self._order, self._segment, self._stream, self._device = order, segment, stream, device
+    def __init__(self, order: TrainOrder, prefix: Prefix, stream: Stream, per_epoch: int) -> None:
+        self._order, self._prefix, self._stream = order, prefix, stream
         settings = order.settings
         self._rate = Rate(settings.optimizer, per_epoch, settings.local_epochs, settings.rounds)
         self._batch = 0
+        self._unread: int | None = None
+        """The batch whose progress has been told, and the server's answer not yet read."""
+        self._given: dict[str, Tensor] = {}
+        """State of the blocks given up, for the next activation."""
         self.samples = 0
         self.wait_s = 0.0
 
-    def split_batch(self, x: Tensor, y: Tensor) -> None:
-        """Forward to the cut, exchange activation for gradient, backward, step."""
+    def train(self, x: Tensor, y: Tensor) -> None:
+        """Train on one batch, wherever the blocks are."""
+        reply = self._local_batch(x, y) if self._prefix.whole else self._split_batch(x, y)
+        self._prefix.segment.step(self._rate.at(self._order.round, self._batch))
+        self.samples += len(y)
+        self._batch += 1
+        if reply is not None and "cut" in reply.meta:
+            self._move(reply)
+
+    def finish(self) -> None:
+        """Tell the server that the round is done, and see that it knows."""
+        if self._unread is not None:
+            self._answer(self._unread)
+        self._stream.send(self._frame(Kind.END))
+        self._answer(self._batch)
+
+    def _split_batch(self, x: Tensor, y: Tensor) -> Frame:
+        """Forward to the cut, exchange activation for gradient, backward."""
         top = self._forward(x, len(y))
-        activation = top.detach().to("cpu")
-        self._stream.send(self._frame(Kind.ACTIVATION, activation=activation, target=y))
-        waiting = time.monotonic()
-        reply = self._stream.answer(self._batch)
-        self.wait_s += time.monotonic() - waiting
+        # Blocks that went to the server go with the first activation that needs them there. They stay in this frame
+        # until it is answered, which acknowledges the move; a lost connection sends it again.
+        given, self._given = self._given, {}
+        tensors = {"activation": top.detach().to("cpu"), "target": y, **given}
+        self._stream.send(self._frame(Kind.ACTIVATION, tensors=tensors))
+        self._unread = None
+        reply = self._answer(self._batch)
         gradient = reply.tensors.get("gradient")
         if gradient is None or gradient.shape != top.shape or gradient.dtype != top.dtype:
             raise WireError(
                 f"client {self._order.client}, batch {self._batch}: the server's gradient does not fit the activation "
                 f"{top.dtype}{list(top.shape)}; both sides must run the same version"
             )
-        self._segment.backward(top, gradient.to(self._device))
-        self._step(len(y))
+        self._prefix.segment.backward(top, gradient.to(top.device))
+        return reply
 
-    def local_batch(self, x: Tensor, y: Tensor) -> None:
-        """Train the whole model on one batch and report progress, without waiting for the answer."""
-        y = y.to(self._device)
+    def _local_batch(self, x: Tensor, y: Tensor) -> Frame | None:
+        """Forward and backward through the whole model; tell the progress, and read the answer one batch later."""
         logits = self._forward(x, len(y))
-        loss = mean_loss(logits, y)
+        target = y.to(logits.device)
+        loss = mean_loss(logits, target)
         if not all_finite(loss):
             raise ClientLost(
                 f"client {self._order.client}, batch {self._batch}: its loss is not finite; lower optimizer.lr, or "
                 f"clip gradients (optimizer.clip=value)"
             )
-        self._segment.backward(loss)
-        if self._batch:
-            self._stream.answer(self._batch - 1)
-        meta = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, y)}
-        order = self._order
-        self._stream.send(Frame(Kind.PROGRESS, order.client, order.round, self._batch, meta=meta))
-        self._step(len(y))
-
-    def finish(self, whole: bool) -> None:
-        """Tell the server that the round is done, and see that it knows."""
-        if whole:
-            self._stream.answer(self._batch - 1)
-        self._stream.send(Frame(Kind.END, self._order.client, self._order.round, self._batch))
-        self._stream.answer(self._batch)
+        self._prefix.segment.backward(loss)
+        reply = None if self._unread is None else self._answer(self._unread)
+        meta = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
+        self._stream.send(self._frame(Kind.PROGRESS, meta=meta))
+        self._unread = self._batch
+        return reply
 
     def _forward(self, x: Tensor, size: int) -> Tensor:
         key = BatchKey(self._order.settings.seed, self._order.client, self._order.round, self._batch)
-        return self._segment.forward(x.to(self._device), [(key, size)])
+        return self._prefix.forward(x, [(key, size)])
 
-    def _step(self, size: int) -> None:
-        self._segment.step(self._rate.at(self._order.round, self._batch))
-        self.samples += size
-        self._batch += 1
+    def _answer(self, batch: int) -> Frame:
+        waiting = time.monotonic()
+        reply = self._stream.answer(batch)
+        self.wait_s += time.monotonic() - waiting
+        return reply
 
-    def _frame(self, kind: Kind, **tensors: Tensor) -> Frame:
-        return Frame(kind, self._order.client, self._order.round, self._batch, tensors=tensors)
+    def _move(self, reply: Frame) -> None:
+        cut, generation = reply.meta["cut"], reply.meta.get("generation")
+        if not isinstance(cut, int) or generation != self._prefix.generation + 1:
+            raise WireError(
+                f"client {self._order.client}, batch {reply.batch}: cut {cut} of placement {generation} was commanded "
+                f"at placement {self._prefix.generation}; both sides must run the same version"
+            )
+        self._given = self._prefix.move(cut, self._prefix.generation + 1, reply.tensors)
+
+    def _frame(
+        self, kind: Kind, *, meta: Mapping[str, Scalar] | None = None, tensors: Mapping[str, Tensor] | None = None
+    ) -> Frame:
+        order, generation = self._order, self._prefix.generation
+        return Frame(
+            kind, order.client, order.round, self._batch, generation=generation, meta=meta or {}, tensors=tensors or {}
+        )

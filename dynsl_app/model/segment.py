@@ -4,6 +4,7 @@ The same code trains a block on either side of the cut, which is what makes plac
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -74,14 +75,17 @@ class Segment:
         per_member: bool = False,
         observer: Observer | None = None,
     ) -> None:
-        self.blocks = list(blocks)
         self._settings = settings
         self._per_member = per_member
         self._observer = observer
-        self._parameters = [list(block.parameters()) for block in self.blocks]
-        self._optimizers = [make_optimizer(p, settings) if p else None for p in self._parameters]
-        for block in self.blocks:
-            block.train()
+        self._parts: list[_Part] = []
+        for block in blocks:
+            self._add(block)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks held, in order."""
+        return [part.block for part in self._parts]
 
     def forward(self, x: Tensor, members: Members) -> Tensor:
         """Training forward of one batch, (B, …) to (B, …)."""
@@ -105,22 +109,22 @@ class Segment:
         if self._observer is not None:
             self._observer.begin()
         top.backward(gradient)
-        if self._observer is not None and self.blocks:
-            self._observer.backward(self.blocks[0].index)
+        if self._observer is not None and self._parts:
+            self._observer.backward(self._parts[0].block.index)
 
     def step(self, rate: float) -> None:
         """Update every block from its gradients, then drop them."""
         if self._observer is not None:
             self._observer.begin()
-        for block, parameters, optimizer in zip(self.blocks, self._parameters, self._optimizers, strict=True):
-            if optimizer is not None:
-                clip_gradients(parameters, self._settings)
-                for group in optimizer.param_groups:
+        for part in self._parts:
+            if part.optimizer is not None:
+                clip_gradients(part.parameters, self._settings)
+                for group in part.optimizer.param_groups:
                     group["lr"] = rate
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                part.optimizer.step()
+                part.optimizer.zero_grad(set_to_none=True)
             if self._observer is not None:
-                self._observer.step(block.index)
+                self._observer.step(part.block.index)
 
     def statistics(self) -> list[Tensor]:
         """Copies of all buffers (BatchNorm's running statistics), for :meth:`forget`."""
@@ -132,9 +136,9 @@ class Segment:
             buffers = (buffer for block in self.blocks for buffer in block.buffers())
             for buffer, before in zip(buffers, statistics, strict=True):
                 buffer.copy_(before)
-        for optimizer in self._optimizers:
-            if optimizer is not None:
-                optimizer.zero_grad(set_to_none=True)
+        for part in self._parts:
+            if part.optimizer is not None:
+                part.optimizer.zero_grad(set_to_none=True)
 
     def weights(self) -> dict[str, Tensor]:
         """Parameters and buffers by the plain model's names; tensors are not copied."""
@@ -147,18 +151,71 @@ class Segment:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """``<parameter name>/<key>`` to tensor, over all blocks; tensors are not copied."""
-        state: dict[str, Tensor] = {}
-        for block, optimizer in zip(self.blocks, self._optimizers, strict=True):
-            if optimizer is not None:
-                state.update(optimizer_state(block, optimizer))
-        return state
+        return {path: value for part in self._parts for path, value in part.optimizer_state().items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue with a state; entries of blocks that are not here are passed over."""
         groups = split_by_block(state, self.blocks)
-        for block, optimizer in zip(self.blocks, self._optimizers, strict=True):
-            if optimizer is not None:
-                load_optimizer_state(block, optimizer, groups.get(block.index, {}))
+        for part in self._parts:
+            part.load_optimizer_state(groups.get(part.block.index, {}))
+
+    def export(self, low: int, high: int) -> dict[str, Tensor]:
+        """Everything that blocks low+1..high are: weights, buffers, optimizer state, to be installed elsewhere.
+
+        Tensors are not copied: the blocks must be released before the next step.
+        """
+        state: dict[str, Tensor] = {}
+        for part in self._parts:
+            if low < part.block.index <= high:
+                state.update({_WEIGHT + name: value for name, value in block_weights(part.block).items()})
+                state.update({_OPTIMIZER + path: value for path, value in part.optimizer_state().items()})
+        return state
+
+    def install(self, blocks: Sequence[Block], state: Mapping[str, Tensor]) -> None:
+        """Take over blocks with the state that :meth:`export` gave where they were.
+
+        Raises
+        ------
+        ModelError
+            The state does not fit; then nothing is taken over.
+        """
+        weights = {name.removeprefix(_WEIGHT): value for name, value in state.items() if name.startswith(_WEIGHT)}
+        moments = {name.removeprefix(_OPTIMIZER): value for name, value in state.items() if name.startswith(_OPTIMIZER)}
+        arrived = Segment(blocks, self._settings)
+        arrived.load_weights(weights)
+        arrived.load_optimizer_state(moments)
+        self._parts = sorted([*self._parts, *arrived._parts], key=lambda part: part.block.index)
+
+    def release(self, low: int, high: int) -> list[Block]:
+        """Let go of blocks low+1..high."""
+        gone = [part.block for part in self._parts if low < part.block.index <= high]
+        self._parts = [part for part in self._parts if not low < part.block.index <= high]
+        return gone
+
+    def _add(self, block: Block) -> None:
+        parameters = list(block.parameters())
+        block.train()
+        self._parts.append(_Part(block, parameters, make_optimizer(parameters, self._settings) if parameters else None))
+
+
+_WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
+"""Prefixes of what :meth:`Segment.export` names."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A block and its optimizer; None for a block without parameters."""
+
+    block: Block
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer | None
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        return {} if self.optimizer is None else optimizer_state(self.block, self.optimizer)
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        if self.optimizer is not None:
+            load_optimizer_state(self.block, self.optimizer, state)
 
 
 class Entry:

@@ -11,18 +11,19 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 from dynsl_app.errors import LinkClosed, WireError
 from dynsl_app.model.optim import Rate
 from dynsl_app.model.probe import CutShape
 from dynsl_app.plan import BatchKey, Plan
 from dynsl_app.server.batching import Group, Policy, Request, Scheduler
+from dynsl_app.server.checks import batch_tensors, progress_numbers
+from dynsl_app.server.director import Director
 from dynsl_app.server.heads import Heads, Refused, Result, Work
 from dynsl_app.server.session import Session, State
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
-from dynsl_app.wire.base import Frame, Kind, Link, tensor_bytes
+from dynsl_app.wire.base import Frame, Kind, Link, Scalar, tensor_bytes
 from dynsl_app.wire.security import same_token
 
 _HELLO_S = 20.0
@@ -49,6 +50,8 @@ class Controller:
         Makes a client's private copies when its stream opens.
     make_policy
         The batching policy of a lane.
+    director
+        Decides on moves.
     cut_shapes
         Activation at each cut 1..L.
     classes
@@ -63,12 +66,14 @@ class Controller:
         heads: Heads,
         open_heads: Callable[[int], None],
         make_policy: Callable[[int], Policy[Work]],
+        director: Director,
         cut_shapes: list[CutShape],
         classes: int,
         settings: Settings,
         events: EventStream,
     ) -> None:
         self._round, self._plan, self._heads, self._open_heads = round_, plan, heads, open_heads
+        self._director = director
         self._cut_shapes, self._classes = cut_shapes, classes
         self._settings, self._events = settings, events
         self._news = threading.Condition()
@@ -79,8 +84,7 @@ class Controller:
         self.sessions: dict[int, Session] = {}
         for client, cut in sorted(plan.cuts.items()):
             head = plan.head_of(client)
-            lane = None if plan.is_local(client) else client if head is None else head
-            self.sessions[client] = Session(client, tokens[client], cut, lane, heard_at=now)
+            self.sessions[client] = Session(client, tokens[client], cut, client if head is None else head, heard_at=now)
         self._last_news = now
         self._next_word = _FIRST_WORD_S
         self._workers = [
@@ -142,6 +146,7 @@ class Controller:
                 session.rate = Rate(optimizer, batches // epochs, epochs, self._settings.rounds)
         if stale is not None:
             stale.close()
+        link.trust()
         link.send(Frame(Kind.WELCOME, session.client, self._round, meta={"next": session.next}))
         if first:
             self._events.emit(
@@ -163,9 +168,9 @@ class Controller:
                 f"a frame of client {frame.client}, round {frame.round}, on client {session.client}'s stream"
             )
         match frame.kind:
-            case Kind.ACTIVATION if session.lane is not None:
+            case Kind.ACTIVATION:
                 self._activation(session, link, frame)
-            case Kind.PROGRESS if session.lane is None:
+            case Kind.PROGRESS:
                 self._progress(session, link, frame)
             case Kind.END:
                 self._finish(session)
@@ -180,34 +185,45 @@ class Controller:
     def _activation(self, session: Session, link: Link, frame: Frame) -> None:
         if not self._is_new(session, link, frame):
             return
-        activation, target = self._checked(session, frame)
+        move = self._new_cut(session, frame, local=False)
+        cut = session.cut if move is None else move
+        most = self._settings.data.batch + 1
+        activation, target = batch_tensors(frame, cut, self._cut_shapes[cut - 1], most, self._classes)
         assert session.rate is not None
-        assert session.lane is not None
         key = BatchKey(self._settings.seed, session.client, self._round, frame.batch)
-        work = Work(key, activation, target, session.rate.at(self._round, frame.batch))
+        state = {name: value for name, value in frame.tensors.items() if name not in ("activation", "target")}
+        work = Work(key, activation, target, session.rate.at(self._round, frame.batch), move, state)
         held = tensor_bytes(frame.tensors.values())
         with self._news:
             if session.state is not State.OPEN:
                 return
-            session.pending, session.reply = True, None
+            session.pending = True
             session.next += 1
             request = Request(session.client, frame.batch, session.lane, held, self._touch(), work)
+            before = self._take_cut(session, move)
             self._scheduler.add(request)
             self._news.notify_all()
+        if move is not None:
+            self._moved(session, before, frame.batch, tensor_bytes(state.values()))
 
     def _progress(self, session: Session, link: Link, frame: Frame) -> None:
         if not self._is_new(session, link, frame):
             return
-        samples, loss, correct = (frame.meta.get(name) for name in ("samples", "loss", "correct"))
-        if not (isinstance(samples, int) and isinstance(correct, int) and isinstance(loss, float) and samples > 0):
-            raise WireError(f"progress of batch {frame.batch} without samples, loss and correct")
-        reply = Frame(Kind.ACK, session.client, self._round, frame.batch)
+        move = self._new_cut(session, frame, local=True)
+        samples, loss, correct = progress_numbers(frame, self._settings.data.batch + 1)
+        if move is not None:
+            self._heads.move(session.client, move, {})
+        meta = self._command(session, frame.batch, ahead=1)
+        reply = Frame(Kind.ACK, session.client, self._round, frame.batch, meta=meta)
         with self._news:
             session.heard_at = self._touch()
             session.next += 1
-            session.reply = reply
+            session.keep(reply)
             session.count(samples, loss, correct)
+            before = self._take_cut(session, move)
         link.send(reply)
+        if move is not None:
+            self._moved(session, before, frame.batch, 0)
         self._events.emit(
             "progress",
             round=self._round,
@@ -218,14 +234,65 @@ class Controller:
             correct=correct,
         )
 
+    # -- moves: a command rides on a reply, the first frame of the next generation acknowledges it -----------------
+
+    def _command(self, session: Session, batch: int, *, ahead: int = 0) -> dict[str, Scalar]:
+        """What the reply to a batch says about a new cut; empty if the client stays.
+
+        ``ahead``: batches that the client has begun before it reads the reply.
+        """
+        if session.moving_to is not None or batch + 1 + ahead >= session.batches:
+            return {}
+        cut = self._director.command(session.client, batch, session.cut)
+        if cut is None or cut == session.cut:
+            return {}
+        session.moving_to = cut
+        return {"cut": cut, "generation": session.generation + 1}
+
+    def _new_cut(self, session: Session, frame: Frame, *, local: bool) -> int | None:
+        """The cut that begins with this frame, if one does."""
+        if frame.generation == session.generation:
+            move, cut = None, session.cut
+        elif frame.generation == session.generation + 1 and session.moving_to is not None:
+            move = cut = session.moving_to
+        else:
+            raise WireError(
+                f"client {session.client}, batch {frame.batch}: placement {frame.generation} where "
+                f"{session.generation} holds; a client takes a new cut only when it is told to"
+            )
+        if local != (cut == self._plan.blocks):
+            raise WireError(f"{frame.kind.name} is not expected from client {session.client} at cut {cut}")
+        return move
+
+    def _take_cut(self, session: Session, move: int | None) -> int:
+        """Make a move complete in the books; the cut before it."""
+        before = session.cut
+        if move is not None:
+            session.cut, session.moving_to = move, None
+            session.generation += 1
+        return before
+
+    def _moved(self, session: Session, before: int, batch: int, up: int) -> None:
+        self._director.moved(session.client, session.cut)
+        self._events.emit(
+            "move",
+            round=self._round,
+            client=session.client,
+            batch=batch,
+            cut_before=before,
+            cut=session.cut,
+            generation=session.generation,
+            bytes_up=up,
+        )
+
     def _is_new(self, session: Session, link: Link, frame: Frame) -> bool:
         """Whether this batch is the next one; one sent again after a reconnection is answered again."""
         again: Frame | None = None
         with self._news:
             session.heard_at = self._touch()
             expected = session.next
-            if frame.batch == expected - 1:
-                again = session.reply
+            if frame.batch < expected:
+                again = session.replies.get(frame.batch)
             elif frame.batch != expected or session.pending or frame.batch >= session.batches:
                 raise WireError(
                     f"batch {frame.batch} came where batch {expected} of {session.batches} was expected; "
@@ -235,25 +302,6 @@ class Controller:
             link.send(again)
         return frame.batch == expected
 
-    def _checked(self, session: Session, frame: Frame) -> tuple[Tensor, Tensor]:
-        """Activation and target of a batch, if they are what the client's cut says."""
-        activation, target = frame.tensors.get("activation"), frame.tensors.get("target")
-        shape = self._cut_shapes[session.cut - 1]
-        where = f"client {session.client}, batch {frame.batch}, cut {session.cut}"
-        if activation is None or target is None:
-            raise WireError(f"{where}: an activation and its target are expected")
-        most = self._settings.data.batch + 1
-        if activation.shape[1:] != shape.shape or activation.dtype != shape.dtype or not 1 <= len(activation) <= most:
-            raise WireError(
-                f"{where}: the activation is {activation.dtype}{list(activation.shape)}, expected {shape.dtype}"
-                f"[1..{most}, {', '.join(map(str, shape.shape))}]; client and server must build the same model"
-            )
-        if target.dtype != torch.int64 or target.shape != activation.shape[:1]:
-            raise WireError(f"{where}: the target is {target.dtype}{list(target.shape)}, expected int64, one a sample")
-        if bool((target < 0).any()) or bool((target >= self._classes).any()):
-            raise WireError(f"{where}: a target is outside 0..{self._classes - 1}; the client's data has other classes")
-        return activation, target
-
     def _finish(self, session: Session) -> None:
         with self._news:
             session.heard_at = self._touch()
@@ -261,9 +309,9 @@ class Controller:
                 return
             if session.next != session.batches or session.pending:
                 raise WireError(f"the end came after batch {session.next - 1} of {session.batches}")
-            session.state, session.ended_at, session.reply = State.DONE, session.heard_at, None
-            if session.lane is not None:
-                self._scheduler.leave(session.client, session.lane)
+            session.state, session.ended_at = State.DONE, session.heard_at
+            session.replies.clear()
+            self._scheduler.leave(session.client, session.lane)
             self._news.notify_all()
         self._events.emit(
             "client_done",
@@ -311,16 +359,24 @@ class Controller:
         works = [request.payload for request in group]
         results = self._heads.backward(works)
         trained: list[tuple[Work, Result]] = []
+        commands: dict[int, dict[str, Scalar]] = {}
         for work, result in zip(works, results, strict=True):
             if isinstance(result, Refused):
                 self.fail(work.key.client, result.reason)
             else:
-                self._reply(work, result)
                 trained.append((work, result))
+                commands[work.key.client] = self._command(self.sessions[work.key.client], work.key.batch)
         if trained:
             # The gradients are on their way while the server still updates: the client goes on at once, and its
-            # next batch finds the lane busy until the update is done.
-            self._heads.step([work for work, _ in trained])
+            # next batch finds the lane busy until the update is done. Blocks that go to a client go after it.
+            stepping = [work for work, _ in trained]
+            pulled = any(self._is_pull(client, command) for client, command in commands.items())
+            if pulled:
+                self._heads.step(stepping)
+            for work, result in trained:
+                self._reply(work, result, commands[work.key.client])
+            if not pulled:
+                self._heads.step(stepping)
         ended = time.monotonic()
         with self._news:
             self._running -= 1
@@ -339,19 +395,29 @@ class Controller:
                 service_s=ended - started,
             )
 
-    def _reply(self, work: Work, result: Result) -> None:
+    def _is_pull(self, client: int, command: Mapping[str, Scalar]) -> bool:
+        """Whether a command brings blocks to the client."""
+        cut = command.get("cut")
+        return isinstance(cut, int) and cut > self.sessions[client].cut
+
+    def _reply(self, work: Work, result: Result, command: Mapping[str, Scalar]) -> None:
         session = self.sessions[work.key.client]
+        tensors = {"gradient": result.gradient}
+        if self._is_pull(session.client, command):
+            tensors.update(self._heads.export(session.client, int(command["cut"] or 0)))
         reply = Frame(
             Kind.GRADIENT,
             session.client,
             self._round,
             work.key.batch,
-            meta={"loss": result.loss, "correct": result.correct},
-            tensors={"gradient": result.gradient},
+            generation=session.generation,
+            meta={"loss": result.loss, "correct": result.correct, **command},
+            tensors=tensors,
         )
         with self._news:
             session.count(len(work.target), result.loss, result.correct)
-            session.pending, session.reply = False, reply
+            session.pending = False
+            session.keep(reply)
             session.heard_at = self._touch()
             link = session.link
         if link is not None:
@@ -368,9 +434,9 @@ class Controller:
         with self._news:
             if session.state is State.LOST:
                 return
-            session.state, session.reason, session.reply = State.LOST, reason, None
-            if session.lane is not None:
-                self._scheduler.leave(client, session.lane)
+            session.state, session.reason = State.LOST, reason
+            session.replies.clear()
+            self._scheduler.leave(client, session.lane)
             link = session.drop_link()
             self._touch()
             self._news.notify_all()

@@ -6,11 +6,12 @@ used by one thread at a time (:mod:`dynsl_app.server.batching` sees to it).
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from dynsl_app.errors import ModelError
 from dynsl_app.model.chain import Block, Chain
 from dynsl_app.model.segment import Entry, Members, Segment, all_finite, count_correct, mean_loss
 from dynsl_app.plan import BatchKey, Plan
@@ -21,12 +22,17 @@ _ADVICE = "lower optimizer.lr, or clip gradients (optimizer.clip=value)"
 
 @dataclass(frozen=True)
 class Work:
-    """One client's batch at its cut: activation (B, …), target (B,), and the learning rate of that batch."""
+    """One client's batch at its cut: activation (B, …), target (B,), and the learning rate of that batch.
+
+    ``move`` is a new cut that holds from this batch on, ``state`` what the client sent of the blocks it gave up.
+    """
 
     key: BatchKey
     activation: Tensor
     target: Tensor
     rate: float
+    move: int | None = None
+    state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Heads:
         self._chain, self._plan, self._settings = chain, plan, settings
         self._device = settings.server.device
         self._private: dict[int, Segment] = {}
+        self._cuts = dict(plan.cuts)
         self._shared: list[Segment] = []
         for head in range(plan.heads):
             segment = self._copy(plan.boundary, plan.blocks, per_member=settings.heads.batchnorm == "per_request")
@@ -100,6 +107,31 @@ class Heads:
         segment.load_optimizer_state(optimizer)
         self._private[client] = segment
 
+    def export(self, client: int, cut: int) -> dict[str, Tensor]:
+        """State of the private blocks up to a higher cut, after the last step. They stay until :meth:`move`."""
+        return self._private[client].export(self._cuts[client], cut)
+
+    def move(self, client: int, cut: int, state: Mapping[str, Tensor]) -> None:
+        """Place the client's cut anew, between two of its batches.
+
+        Parameters
+        ----------
+        state
+            Of the blocks that come to the server, for a lower cut. For a higher one they are let go: the client has
+            got them.
+
+        Raises
+        ------
+        ModelError
+            The state does not fit those blocks.
+        """
+        before = self._cuts[client]
+        if cut < before:
+            self._private[client].install(self._blocks(cut, before), state)
+        else:
+            self._private[client].release(before, cut)
+        self._cuts[client] = cut
+
     def private(self, client: int) -> Segment:
         """The client's private blocks on the server."""
         return self._private[client]
@@ -118,6 +150,11 @@ class Heads:
         for position, work in enumerate(works):
             if not all_finite(work.activation):
                 refused[position] = Refused(f"batch {work.key.batch}: its activation has NaN or Inf; {_ADVICE}")
+            elif work.move is not None:
+                try:
+                    self.move(work.key.client, work.move, work.state)
+                except ModelError as error:
+                    refused[position] = Refused(f"batch {work.key.batch}: its blocks cannot be moved: {error}")
         while kept := [position for position in range(len(works)) if position not in refused]:
             members = [works[position] for position in kept]
             # With separate heads a refused client is alone: there is nobody for whom to undo anything.
@@ -197,5 +234,7 @@ class Heads:
         return own if head is None else [*own, self._shared[head]]
 
     def _copy(self, low: int, high: int, *, per_member: bool = False) -> Segment:
-        blocks: list[Block] = [copy.deepcopy(block).to(self._device) for block in self._chain.span(low, high)]
-        return Segment(blocks, self._settings.optimizer, per_member=per_member)
+        return Segment(self._blocks(low, high), self._settings.optimizer, per_member=per_member)
+
+    def _blocks(self, low: int, high: int) -> list[Block]:
+        return [copy.deepcopy(block).to(self._device) for block in self._chain.span(low, high)]

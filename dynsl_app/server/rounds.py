@@ -19,6 +19,7 @@ from dynsl_app.seeds import derive_seed
 from dynsl_app.server.checkpoint import Checkpoint, save
 from dynsl_app.server.control import ControlPlane
 from dynsl_app.server.controller import Controller
+from dynsl_app.server.director import Stay
 from dynsl_app.server.folder import RunFolder
 from dynsl_app.server.heads import Heads
 from dynsl_app.server.plane import DataPlane
@@ -145,8 +146,10 @@ class _Trainer:
             raise RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {reasons}")
         self.standing.aggregate(plan, heads, replies, samples, settings)
         traffic = [session.traffic for session in controller.sessions.values()]
-        self.standing.count(round_, controller.epoch_s, sum(up for up, _ in traffic), sum(down for _, down in traffic))
-        self.standing.cuts = {**self.standing.cuts, **plan.cuts}
+        moves = sum(session.generation for session in controller.sessions.values())
+        up, down = sum(up for up, _ in traffic), sum(down for _, down in traffic)
+        self.standing.count(round_, controller.epoch_s, up, down, moves)
+        self.standing.cuts.update({client: session.cut for client, session in controller.sessions.items()})
         self.standing.score = score(
             self.standing.chain, self._held_out, settings.evaluation.batch, settings.server.device
         )
@@ -165,13 +168,13 @@ class _Trainer:
             train_loss=trained.loss,
             train_accuracy=trained.accuracy,
             **fields,
-            bytes_up=sum(up for up, _ in traffic),
-            bytes_down=sum(down for _, down in traffic),
+            bytes_up=up,
+            bytes_down=down,
             samples=trained.samples,
             clients=len(finished),
             lost=lost,
             cuts=cuts,
-            moves=0,
+            moves=moves,
             seconds=time.monotonic() - began,
         )
         path = save(self._folder.checkpoint, self.standing.checkpoint())
@@ -215,6 +218,7 @@ class _Trainer:
             heads,
             open_heads,
             policy_maker(settings, plan, round_),
+            Stay(),
             self._cut_shapes,
             self._spec.classes,
             settings,
@@ -252,7 +256,7 @@ class _Trainer:
                 if isinstance(reply, Failure):
                     controller.fail(reply.client, reply.reason)
                 elif isinstance(reply, TrainReply) and reply.round == round_:
-                    error = self.standing.unfit(reply)
+                    error = self.standing.unfit(reply, controller.sessions[reply.client].cut)
                     if error:
                         controller.fail(reply.client, error)
                     else:

@@ -26,9 +26,14 @@ class Session:
         The batch expected next, counted from 0 over the round.
     pending
         Whether batch ``next - 1`` is waiting or being computed.
-    reply
-        The answer to batch ``next - 1``, kept until the next batch arrives: a client that lost its
-        connection before it got the answer sends the batch again, and it is not trained on twice.
+    replies
+        Answers by batch, kept until they are surely read: a client that lost its connection before sends
+        the batch again and is answered again, and nothing is trained on twice. The last one, and the acknowledgement
+        before it, which a fully local client reads one batch later.
+    cut, generation
+        Where the client is cut, and how often that has changed in this round.
+    moving_to
+        The cut that it was told to take, until its first batch there (of the next generation) acknowledges it.
     samples, loss_sum, correct
         Over the batches done so far: S_i, Σ of per-sample loss, correct predictions.
     """
@@ -36,14 +41,14 @@ class Session:
     client: int
     token: str
     cut: int
-    lane: int | None
+    lane: int
     state: State = State.AWAITED
     link: Link | None = None
     rate: Rate | None = None
     batches: int = 0
     next: int = 0
     pending: bool = False
-    reply: Frame | None = None
+    replies: dict[int, Frame] = field(default_factory=dict)
     samples: int = 0
     loss_sum: float = 0.0
     correct: int = 0
@@ -52,6 +57,8 @@ class Session:
     heard_at: float = 0.0
     lost_at: float = 0.0
     reason: str = ""
+    generation: int = 0
+    moving_to: int | None = None
     closed_links: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -69,6 +76,12 @@ class Session:
         if link is not None:
             self.closed_links.append((link.bytes_received, link.bytes_sent))
         return link
+
+    def keep(self, reply: Frame) -> None:
+        """Keep the newest answer."""
+        before = self.replies.get(reply.batch - 1)
+        self.replies = {} if before is None or before.tensors else {before.batch: before}
+        self.replies[reply.batch] = reply
 
     def count(self, samples: int, loss: float, correct: int) -> None:
         """Add one batch: its size, mean loss and correct predictions."""

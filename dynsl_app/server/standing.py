@@ -44,6 +44,7 @@ class Standing:
     epoch_s: list[float] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
+    moves: int = 0
     cuts: dict[int, int] = field(default_factory=dict)
     score: Score = field(default_factory=lambda: Score(0, 0, 0.0))
 
@@ -60,8 +61,10 @@ class Standing:
             path: value for path, value in self.optimizers.get(client, {}).items() if path.rpartition("/")[0] in names
         }
 
-    def unfit(self, reply: TrainReply) -> str | None:
-        """Why a reply's weights cannot be used; None if they can."""
+    def unfit(self, reply: TrainReply, cut: int) -> str | None:
+        """Why a reply's weights cannot be used for blocks 1..cut; None if they can."""
+        if reply.cut != cut:
+            return f"its reply holds blocks 1..{reply.cut}, but its cut was {cut} at the end"
         expected = {
             name: value for block in self.chain.span(0, reply.cut) for name, value in block_weights(block).items()
         }
@@ -115,12 +118,13 @@ class Standing:
             for name, own in block_weights(block).items():
                 own.copy_(merged[name])
 
-    def count(self, round_: int, epoch_s: float, bytes_up: int, bytes_down: int) -> None:
+    def count(self, round_: int, epoch_s: float, bytes_up: int, bytes_down: int, moves: int) -> None:
         """Note a completed round."""
         self.round = round_
         self.epoch_s.append(epoch_s)
         self.bytes_up += bytes_up
         self.bytes_down += bytes_down
+        self.moves += moves
 
     def checkpoint(self) -> Checkpoint:
         """As a value to save."""
@@ -131,6 +135,7 @@ class Standing:
             "epoch_s": self.epoch_s,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "moves": self.moves,
             "cuts": {str(client): cut for client, cut in self.cuts.items()},
             "samples": self.score.samples,
             "correct": self.score.correct,
@@ -148,7 +153,7 @@ class Standing:
             target = self.head_optimizers if kind == "head" else getattr(self, f"{what}s")
             target[int(index)] = state
         self.epoch_s = list(meta["epoch_s"])
-        self.bytes_up, self.bytes_down = meta["bytes_up"], meta["bytes_down"]
+        self.bytes_up, self.bytes_down, self.moves = meta["bytes_up"], meta["bytes_down"], meta["moves"]
         self.cuts = {int(client): cut for client, cut in meta["cuts"].items()}
         self.score = Score(meta["samples"], meta["correct"], meta["loss_sum"])
 
@@ -163,7 +168,7 @@ class Standing:
             total_s=total_s,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            moves=0,
+            moves=self.moves,
             cuts=dict(sorted(self.cuts.items())),
             clients=settings.clients,
             algorithm=settings.algorithm.name,

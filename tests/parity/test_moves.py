@@ -1,0 +1,123 @@
+"""Random moves at random batches change no bit: layers move between client and server in mid-epoch (ALGORITHMS §7)."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from dynsl_app.server import rounds
+from dynsl_app.server.folder import RunFolder
+from dynsl_app.telemetry.sinks.jsonl import read_events
+
+Train = Callable[..., RunFolder]
+
+COMMON = [
+    "clients=3",
+    "data=synthetic",
+    "data.shape=[1,8,8]",
+    "data.samples=40",
+    "data.limit=36",
+    "data.partition=quantity",
+    "data.batch=3",
+    "seed=2",
+]
+OPTIMIZERS = {
+    "sgd": ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"],
+    "adam": ["optimizer=adam"],
+}
+MODELS = {
+    "cnn": ["model.dropout=0.25"],
+    "mlp": ["model.dropout=0.25"],
+    "resnet18": [],
+    "mobilenet_v2": ["model.dropout=0.2"],
+    "vgg11": ["model.dropout=0.5", "data.resize=32"],
+    "vit_tiny": ["model.dropout=0.1"],
+}
+BLOCKS = {"cnn": 5, "mlp": 4, "resnet18": 10, "mobilenet_v2": 20, "vgg11": 9, "vit_tiny": 8}
+
+
+class Wanderer:
+    """Sends every client to a random cut after about every other batch."""
+
+    def __init__(self, seed: int, cuts: list[int], rate: float = 0.6) -> None:
+        self._random = random.Random(seed)
+        self._cuts, self._rate = cuts, rate
+        self.commands = 0
+
+    def command(self, client: int, batch: int, cut: int) -> int | None:
+        if self._random.random() > self._rate:
+            return None
+        target = self._random.choice(self._cuts)
+        self.commands += target != cut
+        return target
+
+    def moved(self, client: int, cut: int) -> None:
+        assert cut in self._cuts
+
+
+@pytest.fixture
+def wander(train: Train, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFolder]:
+    """Trains with a wanderer instead of fixed cuts; returns the folder of a run that did move."""
+
+    def run(seed: int, cuts: list[int], *overrides: str) -> RunFolder:
+        with monkeypatch.context() as patch:
+            patch.setattr(rounds, "Stay", lambda: Wanderer(seed, cuts))
+            folder = train(*overrides, f"name=wander-{seed}")
+        moves = [event for event in read_events(folder.events) if event["event"] == "move"]
+        assert moves, "nothing moved"
+        return folder
+
+    return run
+
+
+def assert_same(one: RunFolder, other: RunFolder) -> None:
+    left, right = load_file(one.model), load_file(other.model)
+    assert left.keys() == right.keys()
+    assert not [name for name in left if not torch.equal(left[name], right[name])]
+
+
+@pytest.mark.parametrize("wire", ["inprocess", "grpc"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_separate_heads_equal_fedavg(
+    train: Train, wander: Callable[..., RunFolder], model: str, optimizer: str, wire: str
+) -> None:
+    common = [f"model={model}", *MODELS[model], *COMMON, *OPTIMIZERS[optimizer], "rounds=2"]
+    whole = train(*common, "algorithm=fedavg", "wire=inprocess")
+    cuts = list(range(1, BLOCKS[model] + 1))
+    moved = wander(0, cuts, *common, "algorithm=splitfed_v1", f"wire={wire}")
+    assert_same(whole, moved)
+    events = [event for event in read_events(moved.events) if event["event"] == "move"]
+    assert {event["cut"] > event["cut_before"] for event in events} == {True, False}
+
+
+@given(seed=st.integers(1, 10**6))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_schedule_of_moves(train: Train, wander: Callable[..., RunFolder], seed: int) -> None:
+    """From and to fully local too; two local epochs, momentum kept for the run, two workers."""
+    common = ["model=mlp", *MODELS["mlp"], *COMMON, *OPTIMIZERS["adam"], "rounds=2", "local_epochs=2"]
+    common += ["optimizer.persist=run", "server.workers=2", "wire=inprocess"]
+    whole = train(*common, "algorithm=fedavg")
+    assert_same(whole, wander(seed, [1, 2, 3, 4], *common, "algorithm=splitfed_v1", f"algorithm.cut={seed % 4 + 1}"))
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+@pytest.mark.parametrize("wire", ["inprocess", "grpc"])
+def test_private_blocks_below_a_shared_head(
+    train: Train, wander: Callable[..., RunFolder], model: str, wire: str
+) -> None:
+    """Under lockstep, and again under replay of the run that moved."""
+    boundary = {"cnn": 3, "resnet18": 6}[model]
+    common = [f"model={model}", *COMMON, *OPTIMIZERS["sgd"], "rounds=2", "algorithm=uniform", "heads.count=1"]
+    common += [f"heads.boundary={boundary}"]
+    fixed = train(*common, "algorithm.cut=1", "server.policy=lockstep", "wire=inprocess")
+    cuts = list(range(1, boundary + 1))
+    moved = wander(3, cuts, *common, "algorithm.cut=2", "server.policy=lockstep", f"wire={wire}")
+    assert_same(fixed, moved)
+    free = wander(4, cuts, *common, "algorithm.cut=2", "server.policy=continuous", f"wire={wire}")
+    again = train(*common, "algorithm.cut=1", "server.policy=replay", f"server.replay={free.events}", "wire=inprocess")
+    assert_same(free, again)
