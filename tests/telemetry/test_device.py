@@ -1,0 +1,74 @@
+"""The device's sensors, where there are some and where there are none."""
+
+import math
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from dynsl_app.telemetry.device import DeviceSampler
+
+
+def test_every_device_tells_its_processor_and_memory():
+    sample = DeviceSampler().sample()
+    assert {"cpu_percent", "memory_available_bytes", "memory_total_bytes", "process_bytes"} <= sample.keys()
+    assert 0 < sample["process_bytes"] < sample["memory_total_bytes"]
+    assert 0 < sample["memory_available_bytes"] <= sample["memory_total_bytes"]
+    assert not any(name.startswith("gpu") for name in sample)
+    for name, value in sample.items():
+        assert type(value) is float, name
+        assert math.isfinite(value), name
+
+
+def test_sensors_are_read(monkeypatch: pytest.MonkeyPatch):
+    chip = [SimpleNamespace(current=41.0), SimpleNamespace(current=None), SimpleNamespace(current=63.5)]
+    battery = SimpleNamespace(percent=80, power_plugged=False)
+    counters = SimpleNamespace(bytes_sent=7, bytes_recv=9)
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"cpu": chip, "disk": []}, raising=False)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: counters)
+    sample = DeviceSampler().sample()
+    assert sample["temperature_c"] == 63.5
+    assert (sample["battery_percent"], sample["battery_plugged"]) == (80.0, 0.0)
+    assert (sample["net_sent_bytes"], sample["net_received_bytes"]) == (7.0, 9.0)
+
+
+def test_what_a_system_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    battery = SimpleNamespace(percent=55.5, power_plugged=None)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
+    sample = DeviceSampler().sample()
+    assert sample["battery_percent"] == 55.5
+    assert not {"battery_plugged", "temperature_c", "net_sent_bytes"} & sample.keys()
+
+
+def test_a_sensor_that_fails_never_raises_and_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def broken() -> None:
+        asked.append(1)
+        raise OSError("no such sensor")
+
+    for name in ("sensors_temperatures", "sensors_battery"):
+        monkeypatch.setattr(psutil, name, broken, raising=False)
+    sampler = DeviceSampler()
+    for _ in range(3):
+        assert "memory_total_bytes" in sampler.sample()
+    assert len(asked) == 2
+
+
+def test_a_gpu_is_asked_only_where_blocks_are_on_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 8))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2)
+
+    def no_library(device: torch.device) -> int:
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(torch.cuda, "utilization", no_library)
+    sample = DeviceSampler("cuda:0").sample()
+    assert sample["gpu_memory_free_bytes"] == 3.0
+    assert sample["gpu_memory_total_bytes"] == 8.0
+    assert sample["gpu_process_bytes"] == 2.0
+    assert "gpu_percent" not in sample
