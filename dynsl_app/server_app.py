@@ -1,0 +1,34 @@
+"""Flower's ServerApp: composes the settings and runs the round loop over Flower's Grid. The rest is in ``server/``."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from dynsl_app.compose import compose, split_overrides
+from dynsl_app.errors import SettingsError
+from dynsl_app.flower_control import GridControlPlane
+from dynsl_app.run import run
+
+app = ServerApp()
+
+# Flower runs apps in the SuperLink's working directory, which says nothing about the user's.
+_DEFAULT_BASE = Path.home() / "dynsl-runs"
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run one training, as ``--run-config "overrides='…'"`` says.
+
+    Raises
+    ------
+    DynslError
+        Whatever ends the run early; Flower then shows it as failed, with this reason.
+    """
+    overrides = split_overrides(str(context.run_config["overrides"]))
+    settings = compose(overrides, config_name=str(context.run_config["config-name"]))
+    if settings.wire.name == "inprocess":
+        raise SettingsError(
+            "wire=inprocess cannot reach the clients of a Flower run, which are other processes; use wire=grpc"
+        )
+    run(settings, GridControlPlane(grid), _DEFAULT_BASE)

@@ -1,0 +1,117 @@
+"""Run the app with Flower, in simulation or as a deployment on loopback, and exit with the run's true outcome.
+
+    python scripts/flower_run.py simulation --clients 4 'algorithm=splitfed_v1 rounds=3'
+    python scripts/flower_run.py deployment --clients 3 --secure 'rounds=1 data.limit=96'
+
+``flwr run`` itself exits with 0 whatever happens. Everything that is started here, ends here.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from flower_runtime import Outcome, SuperLink
+
+
+def simulate(home: Path, clients: int, overrides: str, *, at_once: int | None = None, echo: bool = False) -> Outcome:
+    """Run in Flower's simulation, ``at_once`` clients at the same time (all by default).
+
+    Ray now and then does not come up on small machines; the run is then tried a second time.
+    """
+    federation = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus={at_once or clients}"
+
+    def attempt() -> Outcome:
+        with SuperLink(home, simulation=True) as superlink:
+            return superlink.run(overrides, federation=federation, echo=echo)
+
+    outcome = attempt()
+    if outcome.ray_failed:
+        print("Ray did not come up; once more", file=sys.stderr)
+        outcome = attempt()
+    return outcome
+
+
+def deploy(
+    home: Path,
+    clients: int,
+    overrides: str,
+    *,
+    secure: bool = False,
+    node_config: Callable[[int], str] = lambda partition: "",
+    echo: bool = False,
+) -> Outcome:
+    """Run on a SuperLink and a SuperNode per client, all on this machine.
+
+    Parameters
+    ----------
+    secure
+        With TLS and node authentication.
+    node_config
+        More of a node's ``--node-config``, by partition id.
+    """
+    with SuperLink(home, simulation=False, secure=secure) as superlink:
+        for partition in range(clients):
+            superlink.start_node(partition, clients, node_config(partition))
+        return superlink.run(overrides, echo=echo)
+
+
+def newest_summary() -> Path:
+    """``summary.json`` of the run that ended last, where Flower runs go unless ``run_dir`` says otherwise."""
+    base = Path(os.environ.get("DYNSL_RUNS") or "~/dynsl-runs").expanduser()
+    return max(base.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
+
+
+def describe(summary_path: Path) -> str:
+    """A finished run's ``summary.json`` for people, in a few short lines."""
+    summary = json.loads(summary_path.read_text())
+    epochs = summary["epoch_s"]
+    accuracy = "unknown" if summary["accuracy"] is None else f"{summary['accuracy']:.4f}"
+    cuts = ", ".join(f"{client}: {cut}" for client, cut in summary["cuts"].items())
+    up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
+    lines = {
+        "data": f"{summary['data']}, {summary['clients']} clients",
+        "model": f"{summary['model']}, {summary['algorithm']}, blocks on each client {{{cuts}}}",
+        "test accuracy": f"{accuracy} after {summary['rounds']} rounds",
+        "epoch time": f"{sum(epochs) / len(epochs):.2f} s on average; {summary['total_s']:.0f} s in all",
+        "data plane": f"{up:.1f} MB up, {down:.1f} MB down",
+        "run folder": str(summary_path.parent),
+    }
+    return "\n".join(f"{name:>14}  {text}" for name, text in lines.items())
+
+
+def main() -> int:
+    """Run what the command line says; 0 if the ServerApp completed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way", choices=["simulation", "deployment"])
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--secure", action="store_true", help="deployment: TLS and node authentication")
+    parser.add_argument("overrides", nargs="?", default="", help="Hydra overrides in one string")
+    given = parser.parse_intermixed_args()
+    # So that a terminated script ends what it started, as an interrupted one does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    home = Path(tempfile.mkdtemp(prefix="dynsl-flower-"))
+    try:
+        overrides = f"clients={given.clients} {given.overrides}".strip()
+        if given.way == "simulation":
+            outcome = simulate(home, given.clients, overrides, echo=True)
+        else:
+            outcome = deploy(home, given.clients, overrides, secure=given.secure, echo=True)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    if not outcome.completed:
+        print(f"\nThe run did not complete ({outcome.status}): {outcome.details}", file=sys.stderr)
+        return 1
+    if "run_dir=" not in given.overrides:
+        print(f"\n{describe(newest_summary())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
