@@ -15,7 +15,7 @@ ONLY = {
     "grpc": ("wire",),
     "hydra": ("compose", "resume", "cli"),
     "wandb": ("telemetry.sinks",),
-    "rich": ("telemetry.sinks", "report", "cli", "plan_cli", "plan_table"),
+    "rich": ("telemetry.sinks", "report", "cli", "plan_cli", "plan_table", "profile_table", "profile_cli"),
     "dynsl_app.cli": (),
     "dynsl_app.plan_cli": (),
     "dynsl_app.testbed": ("testbed", "cli"),
