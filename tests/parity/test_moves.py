@@ -9,9 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from dynsl_app.client import epoch
+from dynsl_app.errors import LinkClosed
 from dynsl_app.server import rounds
+from dynsl_app.server.director import Stay
 from dynsl_app.server.folder import RunFolder
 from dynsl_app.telemetry.sinks.jsonl import read_events
+from dynsl_app.wire.base import Endpoint, Frame, Link, Transport
+from dynsl_app.wire.transport import make_transport
 
 Train = Callable[..., RunFolder]
 
@@ -40,7 +45,7 @@ MODELS = {
 BLOCKS = {"cnn": 5, "mlp": 4, "resnet18": 10, "mobilenet_v2": 20, "vgg11": 9, "vit_tiny": 8}
 
 
-class Wanderer:
+class Wanderer(Stay):
     """Sends every client to a random cut after about every other batch."""
 
     def __init__(self, seed: int, cuts: list[int], rate: float = 0.6) -> None:
@@ -48,7 +53,7 @@ class Wanderer:
         self._cuts, self._rate = cuts, rate
         self.commands = 0
 
-    def command(self, client: int, batch: int, cut: int) -> int | None:
+    def command(self, client: int, cut: int) -> int | None:
         if self._random.random() > self._rate:
             return None
         target = self._random.choice(self._cuts)
@@ -121,3 +126,60 @@ def test_private_blocks_below_a_shared_head(
     free = wander(4, cuts, *common, "algorithm.cut=2", "server.policy=continuous", f"wire={wire}")
     again = train(*common, "algorithm.cut=1", "server.policy=replay", f"server.replay={free.events}", "wire=inprocess")
     assert_same(free, again)
+
+
+class FlakyLink:
+    """A client's link that breaks at random: before a frame is sent, after it, or with an answer on its way."""
+
+    def __init__(self, link: Link, chance: random.Random, rate: float) -> None:
+        self._link, self._random, self._rate = link, chance, rate
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._link, name)
+
+    def send(self, frame: Frame) -> None:
+        if self._breaks():
+            raise LinkClosed("broken before sending")
+        self._link.send(frame)
+        if self._breaks():
+            raise LinkClosed("broken after sending")
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        frame = self._link.receive(timeout)
+        if self._breaks():
+            raise LinkClosed(f"broken with {frame.kind.name} on its way")
+        return frame
+
+    def _breaks(self) -> bool:
+        if self._random.random() >= self._rate:
+            return False
+        self._link.close()
+        return True
+
+
+class FlakyTransport:
+    def __init__(self, transport: Transport, chance: random.Random, rate: float) -> None:
+        self._transport, self._random, self._rate = transport, chance, rate
+
+    def connect(self, endpoint: Endpoint, **options: object) -> FlakyLink:
+        return FlakyLink(self._transport.connect(endpoint, **options), self._random, self._rate)
+
+
+@pytest.mark.parametrize("wire", ["inprocess", "grpc"])
+def test_links_that_break_in_mid_move(
+    train: Train, wander: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, wire: str
+) -> None:
+    """Resumed, no step lost or done twice: the same bits, through moves and lost connections (user cases 28, 30)."""
+    common = ["model=cnn", *MODELS["cnn"], *COMMON, *OPTIMIZERS["sgd"], "rounds=2"]
+    whole = train(*common, "algorithm=fedavg", "wire=inprocess")
+    chance = random.Random(5)
+    monkeypatch.setattr(epoch, "make_transport", lambda wire: FlakyTransport(make_transport(wire), chance, 0.08))
+    moved = wander(7, [1, 2, 3, 4, 5], *common, "algorithm=splitfed_v1", f"wire={wire}", "local_epochs=1")
+    events = list(read_events(moved.events))
+    resumed = {
+        (event["round"], event["client"], event["next"]) for event in events if event["event"] == "stream_resumed"
+    }
+    moves = {(event["round"], event["client"], event["batch"]) for event in events if event["event"] == "move"}
+    # Some connection was lost between a command and its acknowledgement, or right at it.
+    assert resumed & (moves | {(round_, client, batch + 1) for round_, client, batch in moves})
+    assert_same(whole, moved)
