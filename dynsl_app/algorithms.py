@@ -31,6 +31,8 @@ class Algorithm:
         ``heads.count``: SEPARATE, or the number of shared heads.
     policies
         What ``server.policy`` may be with shared heads; the first is the default.
+    adaptive
+        Whether cuts are planned from what is measured.
     open
         Whether explicit ``heads.count`` and ``heads.boundary`` hold.
     """
@@ -39,11 +41,13 @@ class Algorithm:
     heads: int
     policies: tuple[Policy, ...] = SHARED_POLICIES
     open: bool = False
+    adaptive: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": Algorithm(split=False, heads=SEPARATE),
     "uniform": Algorithm(split=True, heads=SEPARATE, open=True),
+    "dynsl": Algorithm(split=True, heads=SEPARATE, open=True, adaptive=True),
     "splitfed_v1": Algorithm(split=True, heads=SEPARATE),
     "splitfed_v2": Algorithm(split=True, heads=1, policies=("sequential", "replay")),
     "psl": Algorithm(split=True, heads=1, policies=("lockstep", "replay")),

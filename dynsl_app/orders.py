@@ -35,6 +35,8 @@ class TrainOrder:
         Where the data plane listens and the secret that opens this client's stream in this round.
     settings
         The run's settings; the client overlays what its own node configuration says.
+    profile
+        Whether to measure all blocks before the first batch and report it when the stream opens.
     """
 
     client: int
@@ -46,6 +48,7 @@ class TrainOrder:
     endpoint: Endpoint
     token: str
     settings: Settings
+    profile: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _STRICT = ConfigDict(extra="forbid", populate_by_name=True, str_strip_whitespace
 class AlgorithmSettings:
     """``cut`` is n for all clients; None is ⌈L/2⌉. ``fedavg`` has none."""
 
-    name: Literal["fedavg", "uniform", "splitfed_v1", "splitfed_v2", "psl"] = "splitfed_v1"
+    name: Literal["dynsl", "fedavg", "uniform", "splitfed_v1", "splitfed_v2", "psl"] = "splitfed_v1"
     cut: int | None = Field(default=None, ge=1)
 
 
@@ -126,9 +126,10 @@ class ServerSettings:
 
 @dataclass(frozen=True, config=_STRICT)
 class WireSettings:
-    """``bind``: address and port to listen on (port 0: any free one); ``advertise``: host (or host:port)
-    that clients connect to, None: derived from ``bind``. ``certificate``/``key``: PEM files, None: made for the run.
+    """Where and how the data plane listens.
 
+    ``bind``: address and port to listen on (port 0: any free one); ``advertise``: host (or host:port)
+    that clients connect to, None: derived from ``bind``. ``certificate``/``key``: PEM files, None: made for the run.
     ``heartbeat_s``: how often an idle stream sends a sign of life; three missed ones close it.
     """
 
@@ -184,6 +185,27 @@ class EventsSettings:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class AllocatorSettings:
+    """When layers move, for algorithms that adapt.
+
+    ``mid_epoch``: also while an epoch runs, else between rounds only; ``period``: batches of an average client between
+    two plans; ``min_gain``: share of the remaining time that a plan must save; ``settle``: measured batches between two
+    moves; ``cooldown``: batches before a client may move back, more for one that keeps doing so; ``guard``: a move
+    longer than a batch waits until this share of its time is lost without it. ``min_cut`` (privacy) and ``max_cut``
+    (memory) are for all clients or by client id; None: the model's blocks.
+    """
+
+    mid_epoch: bool = True
+    period: int = Field(default=5, ge=1)
+    min_gain: float = Field(default=0.05, ge=0, lt=1)
+    settle: int = Field(default=3, ge=0)
+    cooldown: int = Field(default=10, ge=0)
+    guard: float = Field(default=0.5, ge=0)
+    min_cut: int | dict[int, int] = 1
+    max_cut: int | dict[int, int] | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Settings:
     """Everything a run needs to know; the same value on the server and, by the order, on its clients."""
 
@@ -202,6 +224,7 @@ class Settings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     heads: HeadsSettings = field(default_factory=HeadsSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     faults: FaultSettings = field(default_factory=FaultSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)

@@ -77,7 +77,7 @@ def refine(costs: Costs, *, events: int = EVENTS) -> Refined:
         cuts = solve_arrays(costs.c + surcharge, costs.v, costs.workers, costs.current)
         if costs.bound(cuts) < search.best.epoch_s * (1 - WORTH):
             search.attempt("surcharge", cuts)
-    while search.improve():
+    while search.budget > 0 and search.improve():
         pass
     if costs.move_bytes is None:
         return search.best

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.client.node import prepare
 from dynsl_app.client.prefix import Prefix
 from dynsl_app.client.stream import Stream, hello
@@ -14,8 +15,14 @@ from dynsl_app.model.segment import all_finite, count_correct, mean_loss
 from dynsl_app.orders import TrainOrder, TrainReply
 from dynsl_app.plan import BatchKey
 from dynsl_app.settings import NodeSettings
+from dynsl_app.telemetry.meter import BlockMeter, meter_for
+from dynsl_app.telemetry.profiling import measure
+from dynsl_app.telemetry.report import Report, report
 from dynsl_app.wire.base import Frame, Kind, Scalar
 from dynsl_app.wire.transport import make_transport
+
+WARMUP = 3
+"""Batches through the whole model before the first one, if the server asks for a profile (choice)."""
 
 
 def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
@@ -27,18 +34,25 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
         Data, model or stream failed; the message names the client and the remedy.
     """
     settings = order.settings
-    data, chain = prepare(settings, node, order.client)
-    prefix = Prefix(chain, order.cut, settings.optimizer, node.device)
+    spec, data, chain = prepare(settings, node, order.client)
+    profile_s: tuple[float, ...] = ()
+    if order.profile:
+        model = settings.model.target or settings.model.name
+        profile_s = measure(
+            chain, spec, settings.data.batch, settings.optimizer, model=model, batches=WARMUP, device=node.device
+        ).block_s
+    meter = meter_for(node.device) if ALGORITHMS[settings.algorithm.name].adaptive else None
+    prefix = Prefix(chain, order.cut, settings.optimizer, node.device, meter)
     prefix.segment.load_weights(order.weights)
     prefix.segment.load_optimizer_state(order.optimizer)
 
     transport = make_transport(settings.wire)
     batches = data.batches_per_epoch * settings.local_epochs
-    opening = hello(order.client, order.round, order.token, batches, data.samples)
+    opening = hello(order.client, order.round, order.token, batches, data.samples, profile_s)
     started = time.monotonic()
     stream = Stream(lambda: transport.connect(order.endpoint), opening, settings.faults)
     try:
-        run = _Round(order, prefix, stream, data.batches_per_epoch)
+        run = _Round(order, prefix, stream, data.batches_per_epoch, meter)
         for epoch in range(settings.local_epochs):
             for x, y in data.epoch(order.round, epoch):
                 run.train(x, y)
@@ -59,8 +73,10 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
 class _Round:
     """The batches of one round, counted from 0 over all local epochs."""
 
-    def __init__(self, order: TrainOrder, prefix: Prefix, stream: Stream, per_epoch: int) -> None:
-        self._order, self._prefix, self._stream = order, prefix, stream
+    def __init__(
+        self, order: TrainOrder, prefix: Prefix, stream: Stream, per_epoch: int, meter: BlockMeter | None
+    ) -> None:
+        self._order, self._prefix, self._stream, self._meter = order, prefix, stream, meter
         settings = order.settings
         self._rate = Rate(settings.optimizer, per_epoch, settings.local_epochs, settings.rounds)
         self._batch = 0
@@ -68,13 +84,20 @@ class _Round:
         """The batch whose progress has been told, and the server's answer not yet read."""
         self._given: dict[str, Tensor] = {}
         """State of the blocks given up, for the next activation."""
+        self._report = Report()
+        """What was measured of the batch before, for the next frame."""
         self.samples = 0
         self.wait_s = 0.0
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Train on one batch, wherever the blocks are."""
-        reply = self._local_batch(x, y) if self._prefix.whole else self._split_batch(x, y)
+        waited = self.wait_s
+        split = not self._prefix.whole
+        reply = self._split_batch(x, y) if split else self._local_batch(x, y)
         self._prefix.segment.step(self._rate.at(self._order.round, self._batch))
+        if self._meter is not None:
+            received = reply.received if split and reply is not None else None
+            self._report = report(self._meter.take(), self.wait_s - waited, received)
         self.samples += len(y)
         self._batch += 1
         if reply is not None and "cut" in reply.meta:
@@ -93,8 +116,8 @@ class _Round:
         # Blocks that went to the server go with the first activation that needs them there. They stay in this frame
         # until it is answered, which acknowledges the move; a lost connection sends it again.
         given, self._given = self._given, {}
-        tensors = {"activation": top.detach().to("cpu"), "target": y, **given}
-        self._stream.send(self._frame(Kind.ACTIVATION, tensors=tensors))
+        tensors = {"activation": top.detach().to("cpu"), "target": y, **self._report.tensors, **given}
+        self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
         self._unread = None
         reply = self._answer(self._batch)
         gradient = reply.tensors.get("gradient")
@@ -118,8 +141,9 @@ class _Round:
             )
         self._prefix.segment.backward(loss)
         reply = None if self._unread is None else self._answer(self._unread)
-        meta = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
-        self._stream.send(self._frame(Kind.PROGRESS, meta=meta))
+        told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
+        meta = {**self._report.meta, **told}
+        self._stream.send(self._frame(Kind.PROGRESS, meta=meta, tensors=self._report.tensors))
         self._unread = self._batch
         return reply
 

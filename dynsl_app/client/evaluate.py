@@ -14,7 +14,7 @@ def evaluate(order: EvaluateOrder, node: NodeSettings) -> EvaluateReply:
     DynslError
         Data or model failed; the message names the client and the remedy.
     """
-    data, chain = prepare(order.settings, node, order.client)
+    _, data, chain = prepare(order.settings, node, order.client)
     chain.load_merged_state(order.weights)
     result = score(chain, data.test, order.settings.evaluation.batch, node.device)
     return EvaluateReply(order.client, order.round, result.samples, result.correct, result.loss_sum)

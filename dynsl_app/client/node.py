@@ -4,13 +4,14 @@ import torch
 
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.data.loader import ClientData
+from dynsl_app.data.source import DataSpec
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.chain import Chain
 from dynsl_app.settings import NodeSettings, Settings
 
 
-def prepare(settings: Settings, node: NodeSettings, client: int) -> tuple[ClientData, Chain]:
-    """The client's own data, and the run's model with weights that are still to be loaded.
+def prepare(settings: Settings, node: NodeSettings, client: int) -> tuple[DataSpec, ClientData, Chain]:
+    """What its data are like, the client's own, and the run's model with weights that are still to be loaded.
 
     Also gives this thread its number of torch threads; the bits of a run depend on it (ALGORITHMS §1).
 
@@ -23,4 +24,4 @@ def prepare(settings: Settings, node: NodeSettings, client: int) -> tuple[Client
     allow = frozenset(name.strip() for name in node.allow.split(",") if name.strip())
     source = load_source(settings.data, root=node.data_root, allow=allow)
     data = client_data(source, settings.data, client=client, clients=settings.clients, seed=settings.seed)
-    return data, build_chain(settings.model, source.spec, settings.seed, allow)
+    return source.spec, data, build_chain(settings.model, source.spec, settings.seed, allow)

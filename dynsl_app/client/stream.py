@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import torch
 
 from dynsl_app.errors import ClientLost, LinkClosed, WireError
 from dynsl_app.settings import FaultSettings
@@ -109,7 +111,8 @@ class Stream:
                 raise
 
 
-def hello(client: int, round_: int, token: str, batches: int, samples: int) -> Frame:
-    """The frame that opens a stream: R_i batches in the round over S_i samples an epoch."""
+def hello(client: int, round_: int, token: str, batches: int, samples: int, profile_s: Sequence[float] = ()) -> Frame:
+    """The frame that opens a stream: R_i batches in the round over S_i samples an epoch, and p[l] if measured."""
     meta: dict[str, Scalar] = {"token": token, "batches": batches, "samples": samples}
-    return Frame(Kind.HELLO, client, round_, meta=meta)
+    tensors = {"profile": torch.tensor(profile_s, dtype=torch.float64)} if profile_s else {}
+    return Frame(Kind.HELLO, client, round_, meta=meta, tensors=tensors)

@@ -202,6 +202,11 @@ _WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
 """Prefixes of what :meth:`Segment.export` names."""
 
 
+def is_state(name: str) -> bool:
+    """Whether a tensor's name is one that :meth:`Segment.export` gives."""
+    return name.startswith((_WEIGHT, _OPTIMIZER))
+
+
 @dataclass(frozen=True)
 class _Part:
     """A block and its optimizer; None for a block without parameters."""
@@ -245,7 +250,9 @@ class _Catch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        (ctx.entry.gradient,) = gradients
+        # The entry holds the tensor that holds this node: let go, or every batch's activation would stay for ever.
+        entry, ctx.entry = ctx.entry, None
+        (entry.gradient,) = gradients
         return None, None
 
 

@@ -5,6 +5,7 @@ deadlines. Compute never runs where bytes are moved, so while a head computes ot
 moving. All state is behind one condition; tensors are only touched outside it.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -15,16 +16,20 @@ import torch
 from dynsl_app.errors import LinkClosed, WireError
 from dynsl_app.model.optim import Rate
 from dynsl_app.model.probe import CutShape
+from dynsl_app.model.segment import is_state
 from dynsl_app.plan import BatchKey, Plan
 from dynsl_app.server.batching import Group, Policy, Request, Scheduler
 from dynsl_app.server.checks import batch_tensors, progress_numbers
-from dynsl_app.server.director import Director
+from dynsl_app.server.director import Director, Measured
 from dynsl_app.server.heads import Heads, Refused, Result, Work
 from dynsl_app.server.session import Session, State
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
-from dynsl_app.wire.base import Frame, Kind, Link, Scalar, tensor_bytes
+from dynsl_app.telemetry.report import reported
+from dynsl_app.wire.base import Frame, Kind, Link, Scalar, Transfer, tensor_bytes
 from dynsl_app.wire.security import same_token
+
+_log = logging.getLogger(__name__)
 
 _HELLO_S = 20.0
 """How long an unknown peer may take to say who it is, seconds (choice)."""
@@ -104,8 +109,9 @@ class Controller:
         WireError
             The stream is refused; nobody else is affected.
         """
-        session = self._admit(link, hello)
+        session = self._recognise(hello)
         try:
+            self._admit(session, link, hello)
             while True:
                 frame = link.receive()
                 if not self._handle(session, link, frame):
@@ -114,8 +120,12 @@ class Controller:
             self._link_lost(session, link, str(error))
         except WireError as error:
             self.fail(session.client, f"sent what is not acceptable: {error}")
+        except Exception as error:  # a fault of the server's: this client is lost by it, and nobody else
+            _log.exception("serving client %d failed", session.client)
+            self.fail(session.client, f"the server failed on what it sent: {type(error).__name__}: {error}")
 
-    def _admit(self, link: Link, hello: Frame) -> Session:
+    def _recognise(self, hello: Frame) -> Session:
+        """Whose link this is; raises WireError if it is refused."""
         session = self.sessions.get(hello.client)
         if session is None or not same_token(str(hello.meta.get("token", "")), session.token):
             raise WireError(
@@ -125,29 +135,37 @@ class Controller:
         batches = hello.meta.get("batches")
         if not isinstance(batches, int) or batches < 1:
             raise WireError(f"client {session.client}: it has no batches in round {self._round}; give it data")
-        first = False
         with self._news:
             if session.state is State.LOST:
                 raise WireError(f"client {session.client}: no longer part of round {self._round}: {session.reason}")
-            if session.state is State.AWAITED:
-                first = True
-        if first:
-            self._open_heads(session.client)
-        stale: Link | None = None
-        with self._news:
-            stale = session.drop_link()
-            session.link = link
-            session.heard_at = self._touch()
+        return session
+
+    def _admit(self, session: Session, link: Link, hello: Frame) -> None:
+        """Make a link its client's own, in place of one that it may have had."""
+        batches = int(hello.meta["batches"] or 0)
+        with session.admission:
+            first = session.state is State.AWAITED
             if first:
-                session.state = State.OPEN
-                session.batches = batches
-                session.started_at = session.heard_at
-                optimizer, epochs = self._settings.optimizer, self._settings.local_epochs
-                session.rate = Rate(optimizer, batches // epochs, epochs, self._settings.rounds)
+                self._open_heads(session.client)
+                self._director.opened(session.client, batches, _profile(hello))
+            # Before the link is the session's, so that no worker's reply overtakes the WELCOME.
+            link.trust()
+            link.send(Frame(Kind.WELCOME, session.client, self._round, meta={"next": session.next}))
+            with self._news:
+                if session.state is State.LOST:
+                    raise LinkClosed("given up while its stream was opened")
+                stale = session.drop_link()
+                session.link = link
+                session.heard_at = self._touch()
+                if first:
+                    session.state = State.OPEN
+                    session.batches = batches
+                    session.started_at = session.heard_at
+                    optimizer, epochs = self._settings.optimizer, self._settings.local_epochs
+                    session.rate = Rate(optimizer, batches // epochs, epochs, self._settings.rounds)
         if stale is not None:
-            stale.close()
-        link.trust()
-        link.send(Frame(Kind.WELCOME, session.client, self._round, meta={"next": session.next}))
+            _close(stale)
+            self._events.emit("stream_lost", round=self._round, client=session.client, reason="it connected again")
         if first:
             self._events.emit(
                 "stream_open",
@@ -159,7 +177,6 @@ class Controller:
             )
         else:
             self._events.emit("stream_resumed", round=self._round, client=session.client, next=session.next)
-        return session
 
     def _handle(self, session: Session, link: Link, frame: Frame) -> bool:
         """Act on one frame; False when the link has served its purpose."""
@@ -191,20 +208,22 @@ class Controller:
         activation, target = batch_tensors(frame, cut, self._cut_shapes[cut - 1], most, self._classes)
         assert session.rate is not None
         key = BatchKey(self._settings.seed, session.client, self._round, frame.batch)
-        state = {name: value for name, value in frame.tensors.items() if name not in ("activation", "target")}
-        work = Work(key, activation, target, session.rate.at(self._round, frame.batch), move, state)
+        state = {name: value for name, value in frame.tensors.items() if is_state(name)}
+        work = Work(key, activation, target, session.rate.at(self._round, frame.batch), cut, state)
         held = tensor_bytes(frame.tensors.values())
         with self._news:
             if session.state is not State.OPEN:
                 return
             session.pending = True
             session.next += 1
+            before_it, session.arrived = session.arrived, frame.received
             request = Request(session.client, frame.batch, session.lane, held, self._touch(), work)
             before = self._take_cut(session, move)
             self._scheduler.add(request)
             self._news.notify_all()
         if move is not None:
             self._moved(session, before, frame.batch, tensor_bytes(state.values()))
+        self._listen(session, frame, before_it)
 
     def _progress(self, session: Session, link: Link, frame: Frame) -> None:
         if not self._is_new(session, link, frame):
@@ -213,6 +232,7 @@ class Controller:
         samples, loss, correct = progress_numbers(frame, self._settings.data.batch + 1)
         if move is not None:
             self._heads.move(session.client, move, {})
+        self._listen(session, frame, None)
         meta = self._command(session, frame.batch, ahead=1)
         reply = Frame(Kind.ACK, session.client, self._round, frame.batch, meta=meta)
         with self._news:
@@ -234,6 +254,18 @@ class Controller:
             correct=correct,
         )
 
+    def _listen(self, session: Session, frame: Frame, up: Transfer | None) -> None:
+        """Hand on what a frame tells of the batch before it; ``up``: when that batch's activation came."""
+        told = reported(frame)
+        if told is None or frame.batch == 0:
+            return
+        batch = frame.batch - 1
+        if told.wait_s is None or told.down is None or up is None:
+            measured = Measured(batch, told.block_s)
+        else:
+            measured = Measured(batch, told.block_s, up, told.down, told.wait_s - session.held_s)
+        self._director.measured(session.client, measured)
+
     # -- moves: a command rides on a reply, the first frame of the next generation acknowledges it -----------------
 
     def _command(self, session: Session, batch: int, *, ahead: int = 0) -> dict[str, Scalar]:
@@ -241,9 +273,10 @@ class Controller:
 
         ``ahead``: batches that the client has begun before it reads the reply.
         """
+        self._director.done(session.client)
         if session.moving_to is not None or batch + 1 + ahead >= session.batches:
             return {}
-        cut = self._director.command(session.client, batch, session.cut)
+        cut = self._director.command(session.client, session.cut)
         if cut is None or cut == session.cut:
             return {}
         session.moving_to = cut
@@ -313,6 +346,7 @@ class Controller:
             session.replies.clear()
             self._scheduler.leave(session.client, session.lane)
             self._news.notify_all()
+        self._director.left(session.client)
         self._events.emit(
             "client_done",
             round=self._round,
@@ -339,7 +373,19 @@ class Controller:
     def _work(self) -> None:
         torch.set_num_threads(self._settings.server.threads)
         while (group := self._await_group()) is not None:
-            self._run(group)
+            try:
+                self._run(group)
+            except Exception as error:  # a fault of the server's: the group's clients are lost by it, the worker is not
+                _log.exception("a group of %d failed", len(group))
+                for request in group:
+                    reason = f"batch {request.batch}: the server failed on it: {type(error).__name__}: {error}"
+                    self.fail(request.client, reason)
+            finally:
+                # After the step's event: events of a lane come in the order in which its groups ran.
+                with self._news:
+                    self._running -= 1
+                    self._scheduler.done(group[0].lane)
+                    self._news.notify_all()
 
     def _await_group(self) -> Group[Work] | None:
         with self._news:
@@ -355,7 +401,7 @@ class Controller:
                 self._news.wait(None if wake is None else max(0.0, wake - now))
 
     def _run(self, group: Group[Work]) -> None:
-        lane, started = group[0].lane, time.monotonic()
+        started = time.monotonic()
         works = [request.payload for request in group]
         results = self._heads.backward(works)
         trained: list[tuple[Work, Result]] = []
@@ -377,21 +423,19 @@ class Controller:
                 self._reply(work, result, commands[work.key.client])
             if not pulled:
                 self._heads.step(stepping)
-        ended = time.monotonic()
-        with self._news:
-            self._running -= 1
-            self._scheduler.done(lane)
-            self._news.notify_all()
-        if trained:
+            ended = time.monotonic()
+            first, wait_s = trained[0][0], started - min(request.arrived for request in group)
+            head = self._plan.head_of(first.key.client)
             sizes = [len(work.target) for work, _ in trained]
+            self._director.served(head, first.cut, sum(sizes), ended - started, wait_s)
             self._events.emit(
                 "step",
                 round=self._round,
-                head=self._plan.head_of(trained[0][0].key.client),
+                head=head,
                 members=[[w.key.client, w.key.batch, n] for (w, _), n in zip(trained, sizes, strict=True)],
                 loss=sum(r.loss * n for (_, r), n in zip(trained, sizes, strict=True)) / sum(sizes),
                 correct=sum(r.correct for _, r in trained),
-                wait_s=started - min(request.arrived for request in group),
+                wait_s=wait_s,
                 service_s=ended - started,
             )
 
@@ -419,12 +463,16 @@ class Controller:
             session.pending = False
             session.keep(reply)
             session.heard_at = self._touch()
+            if session.arrived is not None:
+                session.held_s = session.heard_at - session.arrived.last
             link = session.link
         if link is not None:
             try:
                 link.send(reply)
             except LinkClosed as error:
                 self._link_lost(session, link, str(error))
+            except WireError as error:
+                self.fail(session.client, str(error))
 
     # -- the caller ------------------------------------------------------------------------------------------------
 
@@ -434,17 +482,20 @@ class Controller:
         with self._news:
             if session.state is State.LOST:
                 return
+            opened = session.state is not State.AWAITED
             session.state, session.reason = State.LOST, reason
             session.replies.clear()
             self._scheduler.leave(client, session.lane)
             link = session.drop_link()
             self._touch()
             self._news.notify_all()
+        if opened:
+            self._director.left(client)
         self._events.emit("client_lost", round=self._round, client=client, reason=reason)
         if link is not None:
             with suppress(LinkClosed):  # it may be gone already
                 link.send(Frame(Kind.ERROR, client, self._round, meta={"message": f"client {client}: {reason}"}))
-            link.close()
+            _close(link)
 
     def watch(self, replied: Collection[int]) -> None:
         """Give up clients whose deadline has passed, and say what is awaited when nothing happens for long.
@@ -494,7 +545,7 @@ class Controller:
 
     def _explain_connect(self, seconds: float) -> str:
         return (
-            f"its stream did not open within faults.connect_s={seconds:g} s without news from anybody; it must reach"
+            f"its stream did not open within faults.connect_s={seconds:g} s without news from anybody; it must reach "
             f"the server's data plane (wire.bind, wire.advertise), and with server.policy=lockstep all clients must "
             f"run at once"
         )
@@ -529,6 +580,17 @@ class Controller:
         """Note that something happened; the time, by the monotonic clock."""
         self._last_news, self._next_word = time.monotonic(), _FIRST_WORD_S
         return self._last_news
+
+
+def _close(link: Link) -> None:
+    """Close a link and do not wait: its peer, which may be stuck, has to read what was sent before."""
+    threading.Thread(target=link.close, name=f"close {link.peer}", daemon=True).start()
+
+
+def _profile(hello: Frame) -> tuple[float, ...] | None:
+    """Seconds by block that a client measured before its first batch, if it was asked to."""
+    profile = hello.tensors.get("profile")
+    return None if profile is None or profile.dim() != 1 else tuple(float(seconds) for seconds in profile)
 
 
 def read_hello(link: Link) -> Frame:

@@ -1,20 +1,57 @@
 """Who decides on moves in mid-epoch, as the controller sees it."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
+
+from dynsl_app.wire.base import Transfer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a client's frame tells of the batch before it.
+
+    Attributes
+    ----------
+    batch
+        The batch measured, from 0.
+    block_s
+        Seconds of forward, backward and step by block that the client holds; empty: not measured.
+    up, down
+        When its activation came to the server and its gradient to the client, each by the receiver's clock; None for a
+        batch of a fully local client.
+    away_s
+        From the client's sending to its having the reply, minus what the server held it.
+    """
+
+    batch: int
+    block_s: Mapping[int, float]
+    up: Transfer | None = None
+    down: Transfer | None = None
+    away_s: float = 0.0
 
 
 class Director(Protocol):
-    """Asked for each client after each of its batches; called by any thread, must be quick."""
+    """Told what happens and asked for commands; called by any thread, must be quick."""
 
-    def command(self, client: int, batch: int, cut: int) -> int | None:
-        """The cut that the client shall have from one of its next batches on.
+    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+        """A client begins its round of so many batches; seconds by block 1..L, where it was asked to measure them."""
+        ...
 
-        Parameters
-        ----------
-        batch
-            The batch that it has just done, from 0.
-        cut
-            Its cut now.
+    def measured(self, client: int, measured: Measured) -> None:
+        """A client's frame told of its last batch."""
+        ...
+
+    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
+        """The server has done one group of one client's batch, or of several in ``head``."""
+        ...
+
+    def done(self, client: int) -> None:
+        """A client has done a batch."""
+        ...
+
+    def command(self, client: int, cut: int) -> int | None:
+        """The cut that the client shall have from one of its next batches on, given its cut now.
 
         Returns
         -------
@@ -27,13 +64,32 @@ class Director(Protocol):
         """A move is complete: the client has the new cut."""
         ...
 
+    def left(self, client: int) -> None:
+        """The client has done its batches, or is lost."""
+        ...
+
 
 class Stay:
-    """Fixed cuts."""
+    """Fixed cuts: listens to nothing, commands nothing."""
 
-    def command(self, client: int, batch: int, cut: int) -> int | None:
+    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+        """See :meth:`Director.opened`."""
+
+    def measured(self, client: int, measured: Measured) -> None:
+        """See :meth:`Director.measured`."""
+
+    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
+        """See :meth:`Director.served`."""
+
+    def done(self, client: int) -> None:
+        """See :meth:`Director.done`."""
+
+    def command(self, client: int, cut: int) -> int | None:
         """See :meth:`Director.command`."""
         return None
 
     def moved(self, client: int, cut: int) -> None:
         """See :meth:`Director.moved`."""
+
+    def left(self, client: int) -> None:
+        """See :meth:`Director.left`."""

@@ -5,7 +5,7 @@ used by one thread at a time (:mod:`dynsl_app.server.batching` sees to it).
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,14 +24,15 @@ _ADVICE = "lower optimizer.lr, or clip gradients (optimizer.clip=value)"
 class Work:
     """One client's batch at its cut: activation (B, …), target (B,), and the learning rate of that batch.
 
-    ``move`` is a new cut that holds from this batch on, ``state`` what the client sent of the blocks it gave up.
+    ``cut`` may be a new one that holds from this batch on; ``state`` is what the client then sent of the blocks that it
+    gave up.
     """
 
     key: BatchKey
     activation: Tensor
     target: Tensor
     rate: float
-    move: int | None = None
+    cut: int
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -143,36 +144,34 @@ class Heads:
     def backward(self, works: Sequence[Work]) -> list[Result | Refused]:
         """Forward and backward of one group as one batch; :meth:`step` must follow if any result is a Result.
 
-        Members are refused one by one: for non-finite activations or losses, and the rest runs without
-        them. Results are in the order of ``works``.
+        Members are refused one by one, for non-finite activations, losses or gradients, and the rest runs without
+        them, as if they had never been in the group. Results are in the order of ``works``.
         """
         refused: dict[int, Refused] = {}
         for position, work in enumerate(works):
             if not all_finite(work.activation):
                 refused[position] = Refused(f"batch {work.key.batch}: its activation has NaN or Inf; {_ADVICE}")
-            elif work.move is not None:
+            else:
                 try:
-                    self.move(work.key.client, work.move, work.state)
+                    self.move(work.key.client, work.cut, work.state)
                 except ModelError as error:
                     refused[position] = Refused(f"batch {work.key.batch}: its blocks cannot be moved: {error}")
         while kept := [position for position in range(len(works)) if position not in refused]:
             members = [works[position] for position in kept]
-            # With separate heads a refused client is alone: there is nobody for whom to undo anything.
-            segments = self._segments(members) if self._shared else []
-            before = [segment.statistics() for segment in segments]
+            undo = self._undo(members)
             try:
                 done = dict(zip(kept, self._run(members), strict=True))
             except _NotFinite as error:
-                for i in error.members:
+                undo()
+                for i in self._culprits(members, error.members):
                     reason = f"batch {members[i].key.batch}: its {error.what} has NaN or Inf; {_ADVICE}"
                     refused[kept[i]] = Refused(reason)
             except Exception as error:  # whatever a model raises harms only the members of this group
+                undo()
                 for i, work in zip(kept, members, strict=True):
                     refused[i] = Refused(f"batch {work.key.batch}: the server cannot train on it: {error}")
             else:
                 return [refused.get(i) or done[i] for i in range(len(works))]
-            for segment, statistics in zip(segments, before, strict=True):
-                segment.forget(statistics)
         return [refused[i] for i in range(len(works))]
 
     def step(self, works: Sequence[Work]) -> None:
@@ -181,6 +180,39 @@ class Heads:
         rates = [work.rate for work in works] + [works[0].rate]
         for segment, rate in zip(self._segments(works), rates, strict=False):
             segment.step(rate)
+
+    def finite(self, client: int) -> bool:
+        """Whether what the server trained for a client, its shared head included, has neither NaN nor Inf."""
+        head = self._plan.head_of(client)
+        trained = [self._private[client]] if head is None else [self._private[client], self._shared[head]]
+        return all(all_finite(value) for segment in trained for value in segment.weights().values())
+
+    def _undo(self, works: Sequence[Work]) -> Callable[[], None]:
+        """What undoes the forward and backward that come next."""
+        # With separate heads a refused client is alone: there is nobody for whom to undo anything.
+        segments = self._segments(works) if self._shared else []
+        before = [segment.statistics() for segment in segments]
+
+        def undo() -> None:
+            for segment, statistics in zip(segments, before, strict=True):
+                segment.forget(statistics)
+
+        return undo
+
+    def _culprits(self, works: Sequence[Work], suspects: list[int]) -> list[int]:
+        """Those whose batch is not finite alone either: BatchNorm and the joint gradient spread it to all members."""
+        if len(suspects) == 1:
+            return suspects
+        alone: list[int] = []
+        for i in suspects:
+            undo = self._undo([works[i]])
+            try:
+                self._run([works[i]])
+            except _NotFinite:
+                alone.append(i)
+            finally:
+                undo()
+        return alone or suspects
 
     def _run(self, works: Sequence[Work]) -> list[Result]:
         entries = [Entry(work.activation.to(self._device)) for work in works]
@@ -221,6 +253,9 @@ class Heads:
             losses = [mean_loss(part, target) for part, target in zip(parts, targets, strict=True)]
         _require(losses, "loss")
         head.backward(mean_loss(logits, torch.cat(list(targets))))
+        parameters = [parameter for block in head.blocks for parameter in block.parameters()]
+        if not all(parameter.grad is None or all_finite(parameter.grad) for parameter in parameters):
+            raise _NotFinite(list(range(len(tops))), "gradient in the shared head")
         assert joint.gradient is not None
         total = sum(sizes)
         for (key, size), top, share in zip(members, tops, joint.gradient.split(sizes), strict=True):

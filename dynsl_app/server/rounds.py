@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dynsl_app.algorithms import check, make_plan
+from dynsl_app.algorithms import ALGORITHMS, check, make_plan
 from dynsl_app.data.load import load_source
 from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.model.build import build_chain
@@ -19,13 +19,14 @@ from dynsl_app.seeds import derive_seed
 from dynsl_app.server.checkpoint import Checkpoint, save
 from dynsl_app.server.control import ControlPlane
 from dynsl_app.server.controller import Controller
-from dynsl_app.server.director import Stay
+from dynsl_app.server.director import Director, Stay
 from dynsl_app.server.folder import RunFolder
 from dynsl_app.server.heads import Heads
 from dynsl_app.server.plane import DataPlane
 from dynsl_app.server.policies import policy_maker
 from dynsl_app.server.session import State
 from dynsl_app.server.standing import Standing
+from dynsl_app.server.steering import Steering, make_steering
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 from dynsl_app.telemetry.events import EventStream
@@ -94,6 +95,11 @@ class _Trainer:
         self.standing = Standing(chain)
         if start is not None:
             self.standing.restore(start)
+        self._director: Director = Stay()
+        self._steering: Steering | None = None
+        if ALGORITHMS[settings.algorithm.name].adaptive:
+            self._steering = make_steering(settings, chain, source.spec, self._cut_shapes, events)
+            self._director = self._steering
         self._busy: set[int] = set()
         """Clients whose order has not been answered yet; they get no other one."""
         self._plane = DataPlane(make_transport(settings.wire), events)
@@ -131,6 +137,8 @@ class _Trainer:
         settings, began = self._settings, time.monotonic()
         clients = self._sample(round_)
         plan = make_plan(settings, len(self.standing.chain), clients)
+        if self._steering is not None:
+            plan = self._steering.initial(plan)
         self._check_concurrency(plan)
         cuts = {str(client): cut for client, cut in plan.cuts.items()}
         self._events.emit(
@@ -138,6 +146,10 @@ class _Trainer:
         )
         heads = Heads(self.standing.chain, plan, settings, self.standing.head_optimizers)
         controller, replies = self._train(round_, plan, heads)
+        for client in replies:
+            if controller.sessions[client].state is State.DONE and not heads.finite(client):
+                reason = "its blocks on the server have NaN or Inf after its last batch; lower optimizer.lr, or clip "
+                controller.fail(client, f"{reason}gradients (optimizer.clip=value)")
         finished = sorted(client for client in replies if controller.sessions[client].state is State.DONE)
         lost = sorted(set(clients) - set(finished))
         samples = {client: controller.sessions[client].samples for client in finished}
@@ -218,13 +230,15 @@ class _Trainer:
             heads,
             open_heads,
             policy_maker(settings, plan, round_),
-            Stay(),
+            self._director,
             self._cut_shapes,
             self._spec.classes,
             settings,
             self._events,
         )
         self._plane.begin(round_, controller)
+        if self._steering is not None:
+            self._steering.begin(round_, plan)
         try:
             orders = [
                 TrainOrder(
@@ -237,6 +251,7 @@ class _Trainer:
                     endpoint=self._plane.endpoint,
                     token=tokens[client],
                     settings=settings,
+                    profile=self._steering is not None and self._steering.wants_profile(client),
                 )
                 for client, cut in plan.cuts.items()
             ]
@@ -246,6 +261,8 @@ class _Trainer:
         finally:
             self._plane.end()
             controller.close()
+            if self._steering is not None:
+                self._steering.end()
 
     def _await(self, round_: int, controller: Controller) -> dict[int, TrainReply]:
         limit = self._settings.faults.round_s

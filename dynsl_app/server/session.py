@@ -1,10 +1,11 @@
 """What the server knows of one client in one round. Plain state: the controller guards and changes it."""
 
 import enum
+import threading
 from dataclasses import dataclass, field
 
 from dynsl_app.model.optim import Rate
-from dynsl_app.wire.base import Frame, Link
+from dynsl_app.wire.base import Frame, Link, Transfer
 
 
 class State(enum.Enum):
@@ -22,6 +23,8 @@ class Session:
 
     Attributes
     ----------
+    admission
+        Held while one of its links is admitted: a client that tries again may come before the first try is through.
     next
         The batch expected next, counted from 0 over the round.
     pending
@@ -32,6 +35,8 @@ class Session:
         before it, which a fully local client reads one batch later.
     cut, generation
         Where the client is cut, and how often that has changed in this round.
+    arrived, held_s
+        When its last activation came, and for how many seconds the server had it before it replied.
     moving_to
         The cut that it was told to take, until its first batch there (of the next generation) acknowledges it.
     samples, loss_sum, correct
@@ -42,6 +47,7 @@ class Session:
     token: str
     cut: int
     lane: int
+    admission: threading.Lock = field(default_factory=threading.Lock)
     state: State = State.AWAITED
     link: Link | None = None
     rate: Rate | None = None
@@ -57,6 +63,8 @@ class Session:
     heard_at: float = 0.0
     lost_at: float = 0.0
     reason: str = ""
+    arrived: Transfer | None = None
+    held_s: float = 0.0
     generation: int = 0
     moving_to: int | None = None
     closed_links: list[tuple[int, int]] = field(default_factory=list)

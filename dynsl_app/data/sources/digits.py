@@ -3,6 +3,10 @@
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998 (its test part).
 """
 
+import importlib.util
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,11 +24,9 @@ MEAN, STD = (0.3051,), (0.3762,)
 
 def digits() -> Source:
     """The digits, standardised; 1,442 to train on and 355 held out."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) / 16
-    targets = torch.from_numpy(labels).to(torch.int64)
+    table = torch.from_numpy(np.loadtxt(_file(), delimiter=",", dtype=np.float32))
+    images = table[:, :-1].reshape(-1, 1, 8, 8) / 16
+    targets = table[:, -1].to(torch.int64)
     held_out = _held_out(targets)
     source = Source(
         DataSpec((1, 8, 8), CLASSES),
@@ -32,6 +34,14 @@ def digits() -> Source:
         TensorSamples(images[held_out], targets[held_out]),
     )
     return standardised(source, MEAN, STD)
+
+
+def _file() -> Path:
+    """scikit-learn's own file, which ``load_digits`` reads after seconds of imports that a device can do without."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
 def _held_out(targets: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""What an allocator sees and decides: costs and counts of batches, never sockets, tensors or clocks."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynsl_app.cost.model import Costs, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """An epoch under way; one row a client, in the costs' order.
+
+    Attributes
+    ----------
+    costs
+        With R_i batches still to do, present cuts, and M_i(n), the cost of moving.
+    batches_done
+        In this epoch, int64 (N,).
+    since_move
+        Measured batches since its last move completed, or since the epoch began, int64 (N,).
+    moving
+        Told to move and not there yet, bool (N,): ``costs.current`` is its target, it is not to be commanded again.
+    jumped
+        An estimate of this client, or of the server, has jumped since the last call, bool (N,).
+    joined
+        Whether somebody has joined or left since the last call.
+    """
+
+    costs: Costs
+    batches_done: Ints
+    since_move: Ints
+    moving: NDArray[np.bool_]
+    jumped: NDArray[np.bool_]
+    joined: bool
+
+
+class Allocator(Protocol):
+    """Decides on cuts."""
+
+    def initial(self, costs: Costs) -> Ints:
+        """Cuts to begin an epoch with, int64 (N,)."""
+        ...
+
+    def due(self, batches_total: int, *, jumped: bool, joined: bool) -> bool:
+        """Whether it is time to revise; ``batches_total``: batches of all clients so far in this epoch."""
+        ...
+
+    def revise(self, situation: Situation) -> dict[int, int]:
+        """Moves to command now: row to new cut. Empty: all stay."""
+        ...

@@ -1,0 +1,176 @@
+"""What the server has learnt of its clients, their links and itself, and what a plan would cost by it.
+
+Lives for the whole run: a client that comes back is planned for by what was measured before. Knows no clocks and
+no sockets; whoever measures tells it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynsl_app.cost.model import Costs
+from dynsl_app.server.director import Measured
+from dynsl_app.telemetry.estimate import Slowdown
+from dynsl_app.telemetry.link import LinkEstimate
+from dynsl_app.telemetry.service import Service
+
+_CALL_S = 5e-4
+"""h0 before anything is measured: hand-over between threads and the loss, seconds (choice)."""
+
+_PRIOR_BPS, _PRIOR_RTT_S = 12.5e6, 2e-3
+"""A link of which nothing is known: 100 Mbit/s each way, 2 ms (choice)."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes by cut 1..L for one batch, and by block 1..L for a move.
+
+    Attributes
+    ----------
+    up, down
+        Of the activation with its targets, and of the gradient; 0 at cut L.
+    state
+        Of a block with its optimizer state.
+    """
+
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+    state: tuple[int, ...]
+
+
+@dataclass
+class Client:
+    """One client's estimates."""
+
+    slowdown: Slowdown
+    link: LinkEstimate
+
+    @property
+    def jumps(self) -> int:
+        """Leaps of its estimates so far."""
+        return self.slowdown.level.jumps + self.link.jumps
+
+    @property
+    def complaints(self) -> list[str]:
+        """Nonsense that it reported, in words."""
+        own = self.slowdown.level.complaint
+        return [*([own] if own else []), *self.link.complaints]
+
+
+class Book:
+    """Estimates of all clients and of the server.
+
+    Parameters
+    ----------
+    profile_s
+        s[l]: seconds by block on the server; what is known of a client before it has measured anything, too.
+    batch
+        Samples of a full batch.
+    sizes
+        What crosses a link.
+    chunk_bytes
+        ``wire.chunk_bytes``.
+    """
+
+    def __init__(self, profile_s: Sequence[float], batch: int, sizes: Sizes, chunk_bytes: int) -> None:
+        self._profile_s, self._batch, self._sizes, self._chunk = tuple(profile_s), batch, sizes, chunk_bytes
+        self._clients: dict[int, Client] = {}
+        self.service = Service(_CALL_S, profile_s, batch)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._clients
+
+    def client(self, client: int) -> Client:
+        """A client's estimates, at their priors when nothing is known."""
+        if client not in self._clients:
+            self.introduce(client, self._profile_s)
+        return self._clients[client]
+
+    def introduce(self, client: int, profile_s: Sequence[float]) -> None:
+        """Take a client's own profile: seconds by block 1..L, all positive and finite.
+
+        Raises
+        ------
+        ValueError
+            It is nonsense.
+        """
+        if len(profile_s) != len(self._profile_s) or not all(0 < s < math.inf for s in profile_s):
+            raise ValueError(
+                f"client {client}: its profile {list(profile_s)} is not {len(self._profile_s)} positive times; "
+                f"the server's own is taken instead"
+            )
+        link = LinkEstimate(client, _PRIOR_BPS, _PRIOR_BPS, _PRIOR_RTT_S, self._chunk)
+        self._clients[client] = Client(Slowdown(f"client {client}", profile_s), link)
+
+    def measured(self, client: int, measured: Measured, batch: float) -> None:
+        """Take what a client's frame tells; ``batch`` grows with its batches over the whole run."""
+        known = self.client(client)
+        if measured.block_s:
+            known.slowdown.add(measured.block_s, batch)
+        if measured.up is not None and measured.down is not None:
+            known.link.exchange(measured.up, measured.down, measured.away_s, batch)
+
+    def costs(
+        self,
+        batches: Mapping[int, int],
+        cuts: Mapping[int, int],
+        boundary: int,
+        workers: int,
+        limits: Mapping[int, tuple[int, int]],
+        *,
+        moving: bool,
+    ) -> Costs:
+        """What every cut of every client costs now (ALGORITHMS §5).
+
+        Parameters
+        ----------
+        batches
+            R_i, by client; rows are in this order.
+        cuts
+            Present cut by client; 0 for none.
+        limits
+            Floor and ceiling by client.
+        moving
+            Whether a change of cut moves state in mid-epoch.
+        """
+        blocks = len(self._profile_s)
+        count = len(batches)
+        compute, transfer = np.zeros((count, blocks)), np.zeros((count, blocks))
+        move_s, move_bytes = np.zeros((count, blocks)), np.zeros((count, blocks))
+        allowed = np.zeros((count, blocks), dtype=bool)
+        up, down = np.array(self._sizes.up, dtype=float), np.array(self._sizes.down, dtype=float)
+        state = np.concatenate([[0.0], np.cumsum(self._sizes.state)])
+        for row, client in enumerate(batches):
+            known = self.client(client)
+            link = known.link
+            compute[row] = np.cumsum(known.slowdown.block_s)
+            transfer[row, :-1] = (up / link.up.value + down / link.down.value + link.rtt.value)[:-1]
+            floor, ceiling = limits[client]
+            highest = min(ceiling, boundary)
+            allowed[row, floor - 1 : highest] = True
+            cut = cuts[client]
+            if moving and cut:
+                moved = state[1:] - state[cut]
+                move_bytes[row] = np.abs(moved)
+                move_s[row] = np.where(moved > 0, moved / link.down.value, -moved / link.up.value)
+        server = np.array([self.service.at(None, cut, self._batch) for cut in range(1, blocks)] + [0.0])
+        # What was measured need not fall from cut to cut; what a plan assumes must.
+        server = np.maximum.accumulate(server[::-1])[::-1]
+        shared_s = float(server[boundary - 1]) if boundary < blocks else 0.0
+        rest = np.array(list(batches.values()), dtype=np.int64)
+        return Costs(
+            names=tuple(str(client) for client in batches),
+            batches=rest,
+            compute_s=compute,
+            transfer_s=transfer,
+            server_s=server,
+            allowed=allowed,
+            current=np.array([cuts[client] for client in batches], dtype=np.int64),
+            workers=workers,
+            shared_s=shared_s,
+            shared_floor_s=shared_s * float(rest.sum()),
+            move_s=move_s if moving else None,
+            move_bytes=move_bytes if moving else None,
+        )

@@ -1,0 +1,270 @@
+"""Moves layers while an epoch runs: what is measured goes into the book, an allocator plans from it, commands go out.
+
+Planning has a thread of its own, so that neither links nor heads wait for it; a command waits for its client's
+next reply.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynsl_app.allocation.base import Allocator, Situation
+from dynsl_app.allocation.dynsl import DynslAllocator
+from dynsl_app.allocation.limits import cut_limits
+from dynsl_app.data.source import DataSpec
+from dynsl_app.errors import DynslError
+from dynsl_app.model.chain import Chain
+from dynsl_app.model.probe import CutShape
+from dynsl_app.plan import Plan
+from dynsl_app.server.book import Book, Sizes
+from dynsl_app.server.director import Measured
+from dynsl_app.settings import Settings
+from dynsl_app.telemetry.events import EventStream
+from dynsl_app.telemetry.profiling import measure
+
+
+@dataclass
+class _Course:
+    """One client in its epoch. ``target``: the cut it has been told to take and has not yet."""
+
+    left: int
+    cut: int
+    done: int = 0
+    since_move: int = 0
+    target: int | None = None
+    command: int | None = None
+    jumps: int = 0
+
+
+class Steering:
+    """A :class:`~dynsl_app.server.director.Director` for a whole run.
+
+    Parameters
+    ----------
+    allocator
+        Decides, from costs alone.
+    book
+        What has been learnt; outlives rounds.
+    limits
+        Floor and ceiling of every client's cut.
+    workers
+        m.
+    mid_epoch
+        Whether layers may move while an epoch runs; else only between rounds.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        book: Book,
+        limits: Mapping[int, tuple[int, int]],
+        workers: int,
+        events: EventStream,
+        *,
+        mid_epoch: bool,
+    ) -> None:
+        self._allocator, self._book, self._limits, self._workers = allocator, book, limits, workers
+        self._events, self._mid_epoch = events, mid_epoch
+        self._news = threading.Condition()
+        self._courses: dict[int, _Course] = {}
+        self._seen: dict[int, int] = {}
+        """Batches of each client over the whole run: the estimators' time."""
+        self._rounds_batches: dict[int, int] = {}
+        """Batches that each client had in its last round."""
+        self._plan: Plan | None = None
+        self._round = self._total = self._service_jumps = 0
+        self._joined = self._due = False
+        self._planner: threading.Thread | None = None
+
+    def initial(self, plan: Plan) -> Plan:
+        """The cuts to begin a round with: the plan's own until every client has been measured once."""
+        with self._news:
+            if not all(client in self._rounds_batches for client in plan.cuts):
+                return plan
+            batches = {client: self._rounds_batches[client] for client in sorted(plan.cuts)}
+            costs = self._book.costs(
+                batches, dict.fromkeys(batches, 0), plan.boundary, self._workers, self._limits, moving=False
+            )
+        cuts = self._allocator.initial(costs)
+        chosen = {client: int(cut) for client, cut in zip(batches, cuts, strict=True)}
+        return Plan(plan.blocks, plan.boundary, chosen, plan.heads)
+
+    def wants_profile(self, client: int) -> bool:
+        """Whether the client shall measure all blocks before its first batch."""
+        with self._news:
+            return client not in self._book
+
+    def begin(self, round_: int, plan: Plan) -> None:
+        """A round begins."""
+        with self._news:
+            self._round, self._plan, self._total = round_, plan, 0
+            self._courses = {}
+            self._joined = self._due = False
+        if self._mid_epoch:
+            self._planner = threading.Thread(target=self._plan_loop, name="planner", daemon=True)
+            self._planner.start()
+
+    def end(self) -> None:
+        """The round has ended."""
+        with self._news:
+            self._plan = None
+            self._news.notify_all()
+        if self._planner is not None:
+            self._planner.join()
+            self._planner = None
+
+    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+        """See :meth:`Director.opened`."""
+        complaint = None
+        with self._news:
+            if profile_s is not None:
+                try:
+                    self._book.introduce(client, profile_s)
+                except ValueError as error:
+                    complaint = str(error)
+            assert self._plan is not None
+            known = self._book.client(client)
+            self._courses[client] = _Course(batches, self._plan.cuts[client], jumps=known.jumps)
+            self._rounds_batches[client] = batches
+            self._joined = True
+        if complaint:
+            self._events.emit("warning", message=complaint)
+
+    def measured(self, client: int, measured: Measured) -> None:
+        """See :meth:`Director.measured`."""
+        with self._news:
+            before = self._book.client(client).complaints
+            self._book.measured(client, measured, self._seen.get(client, 0))
+            after = self._book.client(client).complaints
+        for complaint in after:
+            if complaint not in before:
+                self._events.emit("warning", message=complaint)
+
+    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
+        """See :meth:`Director.served`."""
+        if head is None:
+            with self._news:
+                self._book.service.add(None, cut, samples, service_s, wait_s)
+
+    def done(self, client: int) -> None:
+        """See :meth:`Director.done`."""
+        with self._news:
+            course = self._courses.get(client)
+            if course is None:
+                return
+            course.left, course.done = course.left - 1, course.done + 1
+            course.since_move += 1
+            self._seen[client] = self._seen.get(client, 0) + 1
+            self._total += 1
+            if self._mid_epoch and self._allocator.due(self._total, jumped=self._jumped(), joined=self._joined):
+                self._due = True
+                self._news.notify_all()
+
+    def command(self, client: int, cut: int) -> int | None:
+        """See :meth:`Director.command`."""
+        with self._news:
+            course = self._courses.get(client)
+            if course is None:
+                return None
+            command, course.command = course.command, None
+            if command is None or command == cut:
+                return None
+            course.target = command
+            return command
+
+    def moved(self, client: int, cut: int) -> None:
+        """See :meth:`Director.moved`."""
+        with self._news:
+            course = self._courses.get(client)
+            if course is not None:
+                course.cut, course.target, course.since_move = cut, None, 0
+
+    def left(self, client: int) -> None:
+        """See :meth:`Director.left`."""
+        with self._news:
+            if self._courses.pop(client, None) is not None:
+                self._joined = True
+
+    def _jumped(self) -> bool:
+        return self._book.service.jumps != self._service_jumps or any(
+            self._book.client(client).jumps != course.jumps for client, course in self._courses.items()
+        )
+
+    def _plan_loop(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._due or self._plan is None)
+                if self._plan is None:
+                    return
+                self._due = False
+                clients = sorted(self._courses)
+                if not clients:
+                    continue
+                try:
+                    situation = self._situation(clients, self._plan)
+                except DynslError as error:
+                    self._events.emit("warning", message=f"no plan: {error}")
+                    continue
+            moves = self._allocator.revise(situation)
+            if moves:
+                self._apply({clients[row]: cut for row, cut in moves.items()})
+
+    def _situation(self, clients: Sequence[int], plan: Plan) -> Situation:
+        courses = [self._courses[client] for client in clients]
+        cuts = {client: course.target or course.cut for client, course in zip(clients, courses, strict=True)}
+        batches = {client: course.left for client, course in zip(clients, courses, strict=True)}
+        costs = self._book.costs(batches, cuts, plan.boundary, self._workers, self._limits, moving=True)
+        service = self._book.service.jumps != self._service_jumps
+        jumps = [self._book.client(client).jumps for client in clients]
+        situation = Situation(
+            costs=costs,
+            batches_done=np.array([course.done for course in courses], dtype=np.int64),
+            since_move=np.array([course.since_move for course in courses], dtype=np.int64),
+            moving=np.array([course.target is not None or course.command is not None for course in courses]),
+            jumped=np.array([service or n != c.jumps for n, c in zip(jumps, courses, strict=True)]),
+            joined=self._joined,
+        )
+        for course, count in zip(courses, jumps, strict=True):
+            course.jumps = count
+        self._service_jumps, self._joined = self._book.service.jumps, False
+        return situation
+
+    def _apply(self, moves: Mapping[int, int]) -> None:
+        given = {}
+        with self._news:
+            for client, cut in moves.items():
+                course = self._courses.get(client)
+                if course is not None and course.target is None and cut != course.cut:
+                    course.command = given[client] = cut
+            round_ = self._round
+        if given:
+            self._events.emit("plan", round=round_, cuts={str(client): cut for client, cut in given.items()})
+
+
+_FRAME_BYTES = 512
+"""Of a batch's frame besides its tensors: head, description, what the client tells (measured, rounded up)."""
+
+
+def make_steering(
+    settings: Settings, chain: Chain, spec: DataSpec, cut_shapes: Sequence[CutShape], events: EventStream
+) -> Steering:
+    """Steering for a run; measures the server's own block times first."""
+    batch = settings.data.batch
+    model = settings.model.target or settings.model.name
+    profile = measure(chain, spec, batch, settings.optimizer, model=model, device=settings.server.device)
+    activations = [shape.bytes_per_sample * batch for shape in cut_shapes[:-1]]
+    sizes = Sizes(
+        up=(*(size + 8 * batch + _FRAME_BYTES for size in activations), 0),
+        down=(*(size + _FRAME_BYTES for size in activations), 0),
+        state=tuple(block.state_bytes for block in profile.blocks),
+    )
+    return Steering(
+        DynslAllocator(settings.allocator),
+        Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes),
+        cut_limits(settings.allocator, settings.clients, len(chain)),
+        settings.server.workers,
+        events,
+        mid_epoch=settings.allocator.mid_epoch,
+    )
