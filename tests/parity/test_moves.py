@@ -183,3 +183,13 @@ def test_links_that_break_in_mid_move(
     # Some connection was lost between a command and its acknowledgement, or right at it.
     assert resumed & (moves | {(round_, client, batch + 1) for round_, client, batch in moves})
     assert_same(whole, moved)
+
+
+def test_dynsl_steers_by_what_it_measures_and_changes_no_bit(train: Train) -> None:
+    """The whole loop, from meters to moves: on unhindered threads being local is best, and it finds that out."""
+    common = ["model=cnn", *MODELS["cnn"], *OPTIMIZERS["adam"], "clients=3", "data.limit=480", "rounds=2"]
+    whole = train(*common, "algorithm=fedavg", "wire=inprocess")
+    steered = train(*common, "algorithm=dynsl", "algorithm.cut=1", "wire=grpc")
+    moves = [event for event in read_events(steered.events) if event["event"] == "move"]
+    assert moves
+    assert_same(whole, steered)

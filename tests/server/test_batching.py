@@ -44,7 +44,7 @@ def test_continuous_waits_only_when_asked_and_not_when_full() -> None:
 
 @given(st.data())
 def test_lockstep_is_independent_of_arrival(data: st.DataObject) -> None:
-    """Unequal batch counts, random arrival: groups are by client id and nobody waits for a finished client (case 20)."""
+    """User case 20: unequal counts, random arrival; groups are by client id, nobody waits for a finished client."""
     batches = data.draw(st.dictionaries(st.integers(0, 6), st.integers(1, 4), min_size=3))
     policy: Lockstep[None] = Lockstep(batches)
     sent = dict.fromkeys(batches, 0)
@@ -124,7 +124,7 @@ def test_every_request_runs_once(arrivals: list[tuple[int, int]], order: random.
     running: list[list[Request[None]]] = []
     ran: list[int] = []
     pending = [request(client, index, lane=lane) for index, (lane, client) in enumerate(arrivals)]
-    while pending or running or ran == [] and arrivals:
+    while pending or running or (not ran and arrivals):
         if pending and order.random() < 0.6:
             scheduler.add(pending.pop(0))
         group = scheduler.next(0.0)
