@@ -20,6 +20,7 @@ from dynsl_app.model.segment import is_state
 from dynsl_app.plan import BatchKey, Plan
 from dynsl_app.server.batching import Group, Policy, Request, Scheduler
 from dynsl_app.server.checks import batch_tensors, progress_numbers
+from dynsl_app.server.deadlines import awaiting
 from dynsl_app.server.director import Director, Measured
 from dynsl_app.server.heads import Heads, Refused, Result, Work
 from dynsl_app.server.session import Session, State
@@ -505,34 +506,10 @@ class Controller:
         replied
             Clients whose reply to the round's order has come.
         """
-        faults, now = self._settings.faults, time.monotonic()
-        overdue: list[tuple[int, str]] = []
-        awaited: dict[str, list[int]] = {}
+        now = time.monotonic()
         with self._news:
             silence = now - self._last_news
-            for session in self.sessions.values():
-                if session.state is State.LOST or (session.state is State.DONE and session.client in replied):
-                    continue
-                if session.state is State.DONE:
-                    awaited.setdefault("their blocks, trained and not yet sent", []).append(session.client)
-                    if now - session.heard_at > faults.connect_s:
-                        reason = f"its blocks did not come within faults.connect_s={faults.connect_s:g} s after its"
-                        overdue.append((session.client, f"{reason} last batch"))
-                elif session.state is State.AWAITED:
-                    awaited.setdefault("their streams to open", []).append(session.client)
-                    # Counted while nobody makes progress: with fewer places than clients the rest queue.
-                    if silence > faults.connect_s:
-                        overdue.append((session.client, self._explain_connect(faults.connect_s)))
-                elif session.link is None:
-                    awaited.setdefault("lost streams to come back", []).append(session.client)
-                    if now - session.lost_at > faults.reconnect_s:
-                        reason = f"its stream was lost ({session.reason}) and did not come back within"
-                        overdue.append((session.client, f"{reason} faults.reconnect_s={faults.reconnect_s:g} s"))
-                elif not session.pending:
-                    awaited.setdefault("their next batch", []).append(session.client)
-                    if now - session.heard_at > faults.batch_s:
-                        reason = f"no batch within faults.batch_s={faults.batch_s:g} s after batch {session.next - 1}"
-                        overdue.append((session.client, reason))
+            awaited, overdue = awaiting(self.sessions.values(), replied, now, silence, self._settings.faults)
             speak = bool(awaited) and silence > self._next_word
             if speak:
                 self._next_word *= 2
@@ -540,15 +517,8 @@ class Controller:
             for what, clients in awaited.items():
                 fields = {"round": self._round, "for": what, "clients": clients, "seconds": round(silence, 1)}
                 self._events.emit("waiting", **fields)
-        for client, reason in overdue:
+        for client, reason in overdue.items():
             self.fail(client, reason)
-
-    def _explain_connect(self, seconds: float) -> str:
-        return (
-            f"its stream did not open within faults.connect_s={seconds:g} s without news from anybody; it must reach "
-            f"the server's data plane (wire.bind, wire.advertise), and with server.policy=lockstep all clients must "
-            f"run at once"
-        )
 
     def settled(self, replied: Collection[int]) -> bool:
         """Whether every client is lost, or done and among those that ``replied``, and no head is computing."""
