@@ -5,9 +5,9 @@ When a plan is applied, and what of it:
 * **Gain.** Only a plan that simulation ends ``min_gain`` sooner than today's cuts, moves included.
 * **Settling.** A client is left alone until ``settle`` of its batches were measured at its present cut.
 * **Cool-down.** For ``cooldown`` batches after a move a client may go on in the same direction but not back. Going back
-  within twice the cool-down in force doubles it; a client that stayed longer starts anew (choice). So a lasting
-  change is met soon, and one that comes and goes every few batches costs ever fewer moves: ways back are then 1, 2, 4, …
-  cool-downs apart, at most log2(R / cooldown + 1) in R batches.
+  within twice the cool-down in force doubles it; a client that stayed longer starts anew (choice). So a lasting change
+  is met soon, and one that comes and goes every few batches costs ever fewer moves: a client that goes back as soon as
+  it may does so after 1, 2, 4, … cool-downs, log2(R / cooldown + 1) times in R batches.
 * **Guard** (ski rental). A move that takes its client longer than one batch waits until what was lost by not moving has
   reached ``guard`` of the move's time. The account is closed when the plan no longer wants such a move.
 
@@ -36,8 +36,8 @@ _EVENTS = 30_000
 _CALM = 64
 """Clients above which somebody's estimate always jumps: more of them wait for one another's news (choice)."""
 
-_SEARCHED = 15_000
-"""Batches left in the fleet above which plans are compared but not searched: one simulation costs too much (choice)."""
+_SEARCHED_BATCHES, _SEARCHED_CLIENTS = 15_000, 500
+"""Left in the fleet; with more, plans are compared but not searched: that would take seconds (choice)."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ class DynslAllocator:
         self._alert = bool(waiting.any()) or any(memory.done - memory.jumped_at < recent for memory in memories)
         if plan is None:
             return {}
-        moves = np.flatnonzero((plan.cuts != costs.current) & (costs.batches > 0))
+        moves = np.flatnonzero((plan.cuts != costs.current) & (costs.batches > 0) & ~situation.moving)
         return {int(row): int(plan.cuts[row]) for row in moves}
 
     def _observe(self, situation: Situation) -> list[_Memory]:
@@ -223,17 +223,23 @@ def _ends(costs: Costs) -> bool:
 
 
 def _within(costs: Costs, choices: Bools) -> Costs:
-    """The same with these cuts only; who can take none of them in a finite time is left out of the plan."""
-    with np.errstate(over="ignore"):
+    """The same with these cuts only; who is done, or can take none of them in a finite time, takes no part."""
+    with np.errstate(over="ignore", invalid="ignore"):
         seconds = costs.batches[:, None] * (costs.cycle_s + costs.server_s)
         if costs.move_s is not None:
             seconds = seconds + costs.move_s
-    possible = (choices & np.isfinite(seconds)).any(axis=1)
-    return replace(costs, allowed=choices, batches=np.where(possible, costs.batches, 0))
+    planned: Bools = (choices & np.isfinite(seconds)).any(axis=1) & (costs.batches > 0)
+    return replace(
+        costs,
+        allowed=choices,
+        batches=np.where(planned, costs.batches, 0),
+        compute_s=np.where(planned[:, None], costs.compute_s, 0.0),
+        transfer_s=np.where(planned[:, None], costs.transfer_s, 0.0),
+    )
 
 
 def _best(costs: Costs, *, events: int = 2 * _EVENTS) -> Refined:
     """The best plan that can be found in bounded time."""
-    if costs.batches.sum() <= _SEARCHED:
+    if len(costs.names) <= _SEARCHED_CLIENTS and costs.batches.sum() <= _SEARCHED_BATCHES:
         return refine(costs, events=events)
     return thrifty(costs, refine(costs, events=0))

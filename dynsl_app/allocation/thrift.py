@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from dynsl_app.allocation.refine import Refined
+from dynsl_app.allocation.refine import NEAR, Refined
 from dynsl_app.cost.model import Costs
 from dynsl_app.cost.queueing import simulate
 
 _SHARES = (1.0, 0.5, 0.25)
-"""Of the server's spare time that clients who stay may use; less where they would queue for it (choice)."""
+"""Of the server's spare time that may be used up; less where clients would queue for it too long (choice)."""
 
 
 def thrifty(costs: Costs, plan: Refined) -> Refined:
-    """The plan without the moves that it does not need to end as soon, as simulated.
+    """A plan as good, within :data:`~dynsl_app.allocation.refine.NEAR`, with fewer moves.
 
     The bound's plan gives every client the least use of the server that it has time for, so that almost all of them
     would move, although few need to. Those who can stay by the plan's end are put back, the heaviest moves first, while
@@ -26,16 +26,17 @@ def thrifty(costs: Costs, plan: Refined) -> Refined:
     stays = (plan.cuts != costs.current) & (costs.current > 0) & (costs.c[present] <= plan.epoch_s)
     candidates = np.flatnonzero(stays)
     order = candidates[np.argsort(-costs.move_bytes[planned][candidates], kind="stable")]
-    work_s = costs.v[planned].sum() + np.cumsum(costs.v[present][order] - costs.v[planned][order])
+    more_s = np.cumsum(costs.v[present][order] - costs.v[planned][order])
+    spare_s = costs.workers * plan.epoch_s - costs.v[planned].sum()
     for share in _SHARES:
-        fits = np.flatnonzero(work_s <= share * costs.workers * plan.epoch_s)
+        fits = np.flatnonzero(more_s <= share * spare_s)
         if not len(fits):
             break
         cuts = plan.cuts.copy()
         back = order[: fits[-1] + 1]
         cuts[back] = costs.current[back]
         timeline = simulate(costs, cuts)
-        if timeline.epoch_s <= plan.epoch_s:
+        if timeline.epoch_s <= plan.epoch_s * (1 + NEAR):
             moved = float(costs.move_bytes[rows, cuts - 1].sum())
             return replace(plan, cuts=cuts, timeline=timeline, moved_bytes=moved)
     return plan

@@ -60,6 +60,15 @@ class _NotFinite(Exception):
         self.members, self.what = members, what
 
 
+def _gradients(segment: Segment) -> list[Tensor]:
+    parameters = (parameter for block in segment.blocks for parameter in block.parameters())
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _buffers(segment: Segment) -> list[Tensor]:
+    return [buffer for block in segment.blocks for buffer in block.buffers()]
+
+
 def _require(tensors: Sequence[Tensor], what: str) -> None:
     bad = [position for position, tensor in enumerate(tensors) if not all_finite(tensor)]
     if bad:
@@ -253,9 +262,9 @@ class Heads:
             losses = [mean_loss(part, target) for part, target in zip(parts, targets, strict=True)]
         _require(losses, "loss")
         head.backward(mean_loss(logits, torch.cat(list(targets))))
-        parameters = [parameter for block in head.blocks for parameter in block.parameters()]
-        if not all(parameter.grad is None or all_finite(parameter.grad) for parameter in parameters):
-            raise _NotFinite(list(range(len(tops))), "gradient in the shared head")
+        for what, tensors in (("gradient", _gradients(head)), ("running statistics", _buffers(head))):
+            if not all(map(all_finite, tensors)):
+                raise _NotFinite(list(range(len(tops))), f"{what} in the shared head")
         assert joint.gradient is not None
         total = sum(sizes)
         for (key, size), top, share in zip(members, tops, joint.gradient.split(sizes), strict=True):

@@ -1,5 +1,6 @@
 """Runs that go wrong on purpose, and what makes them: altered frames, cut connections, client processes to kill."""
 
+import importlib
 import multiprocessing
 import os
 import queue
@@ -188,7 +189,7 @@ class Processes:
     """
 
     def __init__(self, clients: int, *, tells: bool = True) -> None:
-        # A fork server has imported everything once (the optimizers would import the second module at their first step);
+        # A fork server has imported everything once (optimizers would import the second module at their first step);
         # what it forks is as separate as what is started anew.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([epoch.__name__, "torch._dynamo"])
@@ -328,6 +329,12 @@ def proxy() -> Iterator[tuple[Proxy, list[str]]]:
     made = Proxy(port)
     yield made, [f"wire.bind=127.0.0.1:{port}", f"wire.advertise=127.0.0.1:{made.port}"]
     made.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def imported() -> None:
+    """Optimizers import this at their first step, for seconds; the deadlines of these tests are shorter."""
+    importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture(autouse=True)

@@ -156,6 +156,7 @@ def test_a_batch_sent_again_while_it_is_computed_is_computed_once(
 
 def test_moves_survive_a_broken_link(trial, tamper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The frame that carries a move's state, and the reply that carries it the other way, are lost once each."""
+
     class Pendulum(Stay):
         """Sends client 1 down, then up, then down."""
 
@@ -176,5 +177,3 @@ def test_moves_survive_a_broken_link(trial, tamper, monkeypatch: pytest.MonkeyPa
     assert not outcome.watch.lost
     assert [e["cut"] for e in outcome.watch.named("move")] == [e["cut"] for e in undisturbed.watch.named("move")]
     assert outcome.model == undisturbed.model
-
-

@@ -1,6 +1,6 @@
 """What a client sends and must not: it is named and told, and the others train as if it had left before.
 
-Over gRPC with TLS. Under lockstep the bits say whether a refused batch left a trace: the run is compared to one in which
+Over gRPC with TLS. Under lockstep the bits say whether a refused batch left a trace: a run is compared to one in which
 the client is gone before that batch.
 """
 
@@ -126,7 +126,7 @@ def test_batchnorm_in_the_head_does_not_spread_a_fault(trial, tamper, statistics
 
 def test_a_rate_that_blows_everything_up_fails_by_name(trial) -> None:
     """All are lost then, and the run says so instead of saving NaN."""
-    with pytest.raises(RoundFailed, match="lower optimizer.lr") as failure:
+    with pytest.raises(RoundFailed, match=r"lower optimizer\.lr") as failure:
         trial("algorithm=psl", "optimizer.lr=1e30")
     assert all(f"client {client}" in str(failure.value) for client in range(3))
 
