@@ -83,7 +83,7 @@ def test_overrides_out_of_one_line():
         ("batch=3", "did you mean data.batch"),
         (
             "algorithm=splitfed_v3",
-            "algorithm=splitfed_v3: no such option; did you mean splitfed_v2? (there are: fedavg",
+            "algorithm=splitfed_v3: no such option; did you mean splitfed_v2? (there are: dynsl, fedavg",
         ),
         ("wire=grcp", "wire=grcp: no such option; did you mean grpc?"),
         ("rounds=three", "rounds=three: must be a valid integer"),

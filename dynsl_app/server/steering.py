@@ -14,7 +14,6 @@ from dynsl_app.allocation.base import Allocator, Situation
 from dynsl_app.allocation.dynsl import DynslAllocator
 from dynsl_app.allocation.limits import cut_limits
 from dynsl_app.data.source import DataSpec
-from dynsl_app.errors import DynslError
 from dynsl_app.model.chain import Chain
 from dynsl_app.model.probe import CutShape
 from dynsl_app.plan import Plan
@@ -79,10 +78,14 @@ class Steering:
         self._planner: threading.Thread | None = None
 
     def initial(self, plan: Plan) -> Plan:
-        """The cuts to begin a round with: the plan's own until every client has been measured once."""
+        """The cuts to begin a round with: the plan's own, within the limits, until every client has been measured."""
         with self._news:
             if not all(client in self._rounds_batches for client in plan.cuts):
-                return plan
+                within = {
+                    client: min(max(cut, self._limits[client][0]), self._limits[client][1])
+                    for client, cut in plan.cuts.items()
+                }
+                return Plan(plan.blocks, plan.boundary, within, plan.heads)
             batches = {client: self._rounds_batches[client] for client in sorted(plan.cuts)}
             costs = self._book.costs(
                 batches, dict.fromkeys(batches, 0), plan.boundary, self._workers, self._limits, moving=False
@@ -199,17 +202,20 @@ class Steering:
                 if self._plan is None:
                     return
                 self._due = False
-                clients = sorted(self._courses)
-                if not clients:
-                    continue
-                try:
-                    situation = self._situation(clients, self._plan)
-                except DynslError as error:
-                    self._events.emit("warning", message=f"no plan: {error}")
-                    continue
-            moves = self._allocator.revise(situation)
-            if moves:
-                self._apply({clients[row]: cut for row, cut in moves.items()})
+                plan = self._plan
+            try:
+                self._revise(plan)
+            except Exception as error:  # training goes on at the present cuts, whatever is wrong with planning
+                self._events.emit("warning", message=f"no plan this time: {type(error).__name__}: {error}")
+
+    def _revise(self, plan: Plan) -> None:
+        with self._news:
+            clients = sorted(self._courses)
+            if not clients:
+                return
+            situation = self._situation(clients, plan)
+        moves = self._allocator.revise(situation)
+        self._apply({clients[row]: cut for row, cut in moves.items()})
 
     def _situation(self, clients: Sequence[int], plan: Plan) -> Situation:
         courses = [self._courses[client] for client in clients]
