@@ -1,25 +1,30 @@
 """What splitting costs, beside the same work unsplit in the same run.
 
-    python scripts/bench_overhead.py               all of it, some minutes on two cores
+    python scripts/bench_overhead.py               all of it, about ten minutes on two cores
     python scripts/bench_overhead.py --only cnn    one part: resnet18, cnn, merge, overlap, memory
     python scripts/bench_overhead.py --quick       few batches: does it still run?
 
-Client and server are two processes with one torch thread each, on loopback, without TLS. A step is an epoch's time
-(from the first batch's start to the last one's end, as summary.json has it) over its batches; whole and split runs take
-turns, and the medians are compared. Prints a Markdown table; --out FILE writes it as CSV too.
+The server is this process, every client a process of its own, with one torch thread each, over gRPC on loopback. What
+is compared takes turns, and ratios are medians over pairs of neighbours, so that a change in the machine's load
+meets both. Prints a Markdown table; --out writes a CSV.
 """
 
 import argparse
 import csv
+import dataclasses
 import multiprocessing
 import os
 import pickle
+import platform
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,248 +32,340 @@ from pathlib import Path
 import psutil
 import torch
 
-from dynsl_app.algorithms import make_plan
 from dynsl_app.client.epoch import train
+from dynsl_app.client.node import prepare
 from dynsl_app.compose import compose
 from dynsl_app.data.load import load_source
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.model.build import build_chain
+from dynsl_app.model.optim import Rate
 from dynsl_app.model.probe import probe
-from dynsl_app.orders import Failure, Order
+from dynsl_app.model.segment import Segment, mean_loss
+from dynsl_app.orders import Failure, Order, TrainOrder
 from dynsl_app.plan import BatchKey
-from dynsl_app.run import run
-from dynsl_app.server.heads import Heads, Result, Work
+from dynsl_app.server import rounds
+from dynsl_app.server.folder import RunFolder
 from dynsl_app.settings import NodeSettings
+from dynsl_app.telemetry.events import Event, EventStream
+from dynsl_app.telemetry.sinks.factory import make_sinks
+
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; ``met`` is None where there is no target."""
+    """One line of the table: what is measured without TLS, and the ratio with it where that is asked for."""
 
     what: str
-    unsplit: str
-    split: str
+    before: str
+    after: str
     ratio: str
+    tls: str
     target: str
-    met: bool | None
+    met: bool
+
+
+class Recorder:
+    """A sink that keeps what is compared.
+
+    Attributes
+    ----------
+    epoch_s
+        Seconds of each round, first batch's start to last batch's end.
+    service_s
+        Seconds of each group at a head: forward, backward, replies, update.
+    between_s
+        Seconds from one step of a client's to its next.
+    resident
+        Bytes of this process, when every client has had as many batches done as each of the marks says.
+    """
+
+    def __init__(self, marks: Collection[int] = ()) -> None:
+        self._marks = sorted(marks)
+        self._done: Counter[int] = Counter()
+        self._stepped_at: dict[int, float] = {}
+        self._clients = 0
+        self.epoch_s: list[float] = []
+        self.service_s: list[float] = []
+        self.between_s: list[float] = []
+        self.resident: list[int] = []
+
+    def handle(self, event: Event) -> None:
+        match event["event"]:
+            case "round_start":
+                self._clients = len(event["clients"])
+            case "step":
+                self.service_s.append(event["service_s"])
+                for client, _, _ in event["members"]:
+                    self._done[client] += 1
+                    if client in self._stepped_at:
+                        self.between_s.append(event["t"] - self._stepped_at[client])
+                    self._stepped_at[client] = event["t"]
+                if self._marks and len(self._done) == self._clients and min(self._done.values()) >= self._marks[0]:
+                    self._marks.pop(0)
+                    self.resident.append(psutil.Process().memory_info().rss)
+            case "round_end":
+                self.epoch_s.append(event["epoch_s"])
+
+    def close(self) -> None:
+        pass
 
 
 class ProcessControl(InProcessControl):
-    """Clients as processes of their own, kept over the rounds."""
+    """Clients as processes of their own, kept over rounds and runs.
 
-    def __init__(self, clients: int) -> None:
+    ``beside``: what a client's process does, and tells the seconds of, before it carries out an order.
+    """
+
+    def __init__(self, clients: int, beside: Callable[[TrainOrder, NodeSettings], float] | None = None) -> None:
         super().__init__(clients)
-        context = multiprocessing.get_context("spawn")
-        self._pipes: dict[int, Connection] = {}
+        self.beside_s: list[float] = []
+        self._pipes: list[Connection] = []
         self._processes = []
         for client in range(clients):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve_client, args=(client, clients, theirs), daemon=True)
+            ours, theirs = _SPAWN.Pipe()
+            node = NodeSettings(partition_id=client, num_partitions=clients)
+            process = _SPAWN.Process(target=_serve_client, args=(theirs, node, beside), daemon=True)
             process.start()
             theirs.close()
-            self._pipes[client] = ours
+            self._pipes.append(ours)
             self._processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv_bytes()
 
     def push(self, orders: Sequence[Order]) -> None:
         for order in orders:
+            # Pickled here: a Connection would hand tensors over as shared memory.
             self._pipes[order.client].send_bytes(pickle.dumps(order))
             threading.Thread(target=self._receive, args=(order.client,), daemon=True).start()
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes.values():
+        for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
             process.join()
 
     def _receive(self, client: int) -> None:
         try:
-            self._replies.put(pickle.loads(self._pipes[client].recv_bytes()))
+            reply, beside_s = pickle.loads(self._pipes[client].recv_bytes())
         except (EOFError, OSError):
-            self._replies.put(Failure(client, "its process is gone"))
+            reply, beside_s = Failure(client, "its process is gone"), None
+        if beside_s is not None:
+            self.beside_s.append(beside_s)
+        self._replies.put(reply)
 
 
-def _serve_client(client: int, clients: int, pipe: Connection) -> None:
-    node = NodeSettings(partition_id=client, num_partitions=clients)
+def _serve_client(
+    pipe: Connection, node: NodeSettings, beside: Callable[[TrainOrder, NodeSettings], float] | None
+) -> None:
+    pipe.send_bytes(b"ready")
     while True:
         try:
             order = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        pipe.send_bytes(pickle.dumps(train(order, node)))
+        beside_s = None if beside is None else beside(order, node)
+        pipe.send_bytes(pickle.dumps((train(order, node), beside_s)))
 
 
-def step_times(overrides: Sequence[str], batches: int, rounds: int, control: InProcessControl) -> list[float]:
-    """Seconds a batch in each round but the first, which warms up."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = compose([*overrides, f"rounds={rounds + 1}", f"run_dir={folder}/run", "logging.console=off"])
-        summary = run(settings, control)
-    return [seconds / batches for seconds in summary.epoch_s[1:]]
-
-
-def split_step(name: str, shape: tuple[int, ...] | int, batches: int, turns: int, limit: float) -> Row:
-    """One client's split step against the whole model's, with about 4 MB at the cut."""
-    common = [
-        f"model={name}",
-        "data=synthetic",
-        "data.shape=[3,32,32]",
-        "data.batch=32",
-        f"data.samples={32 * batches}",
-        "clients=1",
-        "optimizer=sgd",
-        "optimizer.lr=0.01",
-        "optimizer.momentum=0.9",
-        "wire.tls=off",
-    ]
-    settings = compose(common)
-    source = load_source(settings.data)
-    shapes = probe(build_chain(settings.model, source.spec, 0), source.spec)
-    cut = shape if isinstance(shape, int) else next(n for n, at in enumerate(shapes, 1) if at.shape == shape)
-    megabytes = shapes[cut - 1].bytes_per_sample * 32 / 1e6
-    whole: list[float] = []
-    split: list[float] = []
-    control = ProcessControl(1)
+@contextmanager
+def processes(
+    clients: int, beside: Callable[[TrainOrder, NodeSettings], float] | None = None
+) -> Iterator[ProcessControl]:
+    control = ProcessControl(clients, beside)
     try:
-        for turn in range(turns):
-            print(f"{name}: turn {turn + 1} of {turns}", file=sys.stderr)
-            whole += step_times([*common, "algorithm=fedavg"], batches, 2, control)
-            split += step_times([*common, "algorithm=splitfed_v1", f"algorithm.cut={cut}"], batches, 2, control)
+        yield control
     finally:
         control.close()
-    before, after = statistics.median(whole), statistics.median(split)
-    over = after / before - 1
+
+
+def run(overrides: Sequence[str], control: ProcessControl, marks: Collection[int] = ()) -> Recorder:
+    """One run with these settings, on synthetic data."""
+    recorder = Recorder(marks)
+    with tempfile.TemporaryDirectory() as place:
+        settings = compose(["data=synthetic", *overrides, f"run_dir={place}/run", "logging.console=off"])
+        folder = RunFolder.create(settings, Path(place))
+        events = EventStream([*make_sinks(settings, folder), recorder])
+        try:
+            rounds.run(settings, control, folder=folder, events=events)
+        finally:
+            events.close()
+    return recorder
+
+
+def whole_epoch(order: TrainOrder, node: NodeSettings) -> float:
+    """Seconds of an order's epoch with the whole model in this process: a client's code, without server and wire."""
+    settings = order.settings
+    _, data, chain = prepare(settings, node, order.client)
+    segment = Segment(chain.span(0, len(chain)), settings.optimizer)
+    rate = Rate(settings.optimizer, data.batches_per_epoch, settings.local_epochs, settings.rounds)
+    began = time.monotonic()
+    for batch, (x, y) in enumerate(data.epoch(order.round, 0)):
+        key = BatchKey(settings.seed, order.client, order.round, batch)
+        segment.backward(mean_loss(segment.forward(x, [(key, len(y))]), y))
+        segment.step(rate.at(order.round, batch))
+    return time.monotonic() - began
+
+
+def split_step(model: str, shape: tuple[int, ...], batches: int, turns: int, limit: float) -> Row:
+    """One client's split step against the whole model's, cut where a sample's activation has this shape."""
+    common = [f"model={model}", "data.batch=32", f"data.samples={32 * batches}", "clients=1", "rounds=3"]
+    common += ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
+    settings = compose(["data=synthetic", *common])
+    spec = load_source(settings.data).spec
+    shapes = probe(build_chain(settings.model, spec, settings.seed), spec)
+    cut = next(n for n, at in enumerate(shapes, 1) if at.shape == shape)
+    whole: list[float] = []
+    split: dict[str, list[float]] = {"off": [], "on": []}
+    ratios: dict[str, list[float]] = {"off": [], "on": []}
+    with processes(1, whole_epoch) as control:
+        for turn in range(turns):
+            for tls in split:
+                note(f"{model}: turn {turn + 1} of {turns}, wire.tls={tls}")
+                control.beside_s.clear()
+                recorder = run([*common, "algorithm=splitfed_v1", f"algorithm.cut={cut}", f"wire.tls={tls}"], control)
+                # The first round warms up.
+                pairs = list(zip(control.beside_s, recorder.epoch_s, strict=True))[1:]
+                whole += [before / batches for before, _ in pairs]
+                split[tls] += [after / batches for _, after in pairs]
+                ratios[tls] += [after / before for before, after in pairs]
+    over = {tls: statistics.median(series) - 1 for tls, series in ratios.items()}
     return Row(
-        f"{name}, cut {cut} ({megabytes:.1f} MB), a step",
-        f"{1e3 * before:.0f} ms",
-        f"{1e3 * after:.0f} ms",
-        f"{100 * over:+.1f} %",
+        f"{model}, cut {cut} ({shapes[cut - 1].bytes_per_sample * 32 / 1e6:.1f} MB), a split step against a whole one",
+        milliseconds(whole),
+        milliseconds(split["off"]),
+        f"{100 * over['off']:+.1f} %",
+        f"{100 * over['on']:+.1f} %",
         f"at most {100 * limit:+.0f} %",
-        over <= limit,
+        over["off"] <= limit,
     )
 
 
-def merged_head(repeats: int) -> Row:
-    """A shared head's step for 8 requests of 16 samples against one of 128."""
-
-    def measure(clients: int, size: int) -> Callable[[], None]:
-        settings = compose(
-            [
-                "data=synthetic",
-                "data.shape=[3,32,32]",
-                f"data.batch={size}",
-                f"clients={clients}",
-                "algorithm=splitfed_v2",
-                "algorithm.cut=1",
-            ]
-        )
-        source = load_source(settings.data)
-        chain = build_chain(settings.model, source.spec, 0)
-        shape = probe(chain, source.spec)[0].shape
-        heads = Heads(chain, make_plan(settings, len(chain), range(clients)), settings, {})
-        works = []
-        for client in range(clients):
-            heads.open(client, {}, {})
-            activation = torch.randn(size, *shape)
-            works.append(Work(BatchKey(0, client, 1, 0), activation, torch.randint(10, (size,)), 1e-3, 1))
-
-        def step() -> None:
-            results = heads.backward(works)
-            assert all(isinstance(result, Result) for result in results)
-            heads.step(works)
-
-        return step
-
-    merged, single = measure(8, 16), measure(1, 128)
-    times: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(repeats + 1):
-        for step, into in ((merged, times[0]), (single, times[1])):
-            start = time.perf_counter()
-            step()
-            if repeat:
-                into.append(time.perf_counter() - start)
-    joint, alone = (statistics.median(series) for series in times)
-    share = alone / joint
+def merged_head(clients: int, batches: int, turns: int) -> Row:
+    """The server's work on a group of as many requests of 16 samples as there are clients, against one request."""
+    common = ["model=cnn", "algorithm=uniform", "algorithm.cut=1", "heads.count=1", "heads.boundary=2", "rounds=1"]
+    common += ["server.policy=lockstep", "wire.tls=off", "optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"]
+    total = 16 * clients
+    single: list[float] = []
+    merged: list[float] = []
+    with processes(clients) as control:
+        for turn in range(turns):
+            note(f"merge: turn {turn + 1} of {turns}")
+            for count, into in ((1, single), (clients, merged)):
+                sized = [f"clients={count}", f"data.batch={total // count}", f"data.samples={total * batches}"]
+                into.append(statistics.median(run([*common, *sized], control).service_s[1:]))
+    share = statistics.median(one / joint for one, joint in zip(single, merged, strict=True))
     return Row(
-        "shared head (cnn), 8 × 16 samples against 1 × 128",
-        f"{1e3 * alone:.0f} ms",
-        f"{1e3 * joint:.0f} ms",
+        f"cnn, shared head and private block, {clients} × 16 samples merged against 1 × {total}",
+        milliseconds(single),
+        milliseconds(merged),
         f"{100 * share:.0f} % of the throughput",
+        "",
         "at least 90 %",
         share >= 0.9,
     )
 
 
 def overlap(batches: int, turns: int) -> Row:
-    """Two clients with separate heads and two workers against one client."""
-    common = [
-        "model=resnet18",
-        "data=synthetic",
-        "data.shape=[3,32,32]",
-        "data.batch=16",
-        "algorithm=splitfed_v1",
-        "algorithm.cut=1",
-        "server.workers=2",
-        "wire=inprocess",
-    ]
+    """Two clients with separate heads and two workers against one; nearly all of the work is the heads'."""
+    common = ["model=resnet18", "data.batch=16", "algorithm=splitfed_v1", "algorithm.cut=1", "server.workers=2"]
+    common += ["wire.tls=off", "rounds=1"]
     one: list[float] = []
     two: list[float] = []
-    for turn in range(turns):
-        print(f"overlap: turn {turn + 1} of {turns}", file=sys.stderr)
-        for clients, into in ((1, one), (2, two)):
-            sized = [*common, f"clients={clients}", f"data.samples={16 * batches * clients}"]
-            into += step_times(sized, batches, 2, InProcessControl(clients))
-    ratio = statistics.median(two) / statistics.median(one)
+    with processes(2) as control:
+        for turn in range(turns):
+            note(f"overlap: turn {turn + 1} of {turns}")
+            for clients, into in ((1, one), (2, two)):
+                sized = [f"clients={clients}", f"data.samples={16 * batches * clients}"]
+                # Not the epoch's time: one client may begin before the other.
+                into.append(statistics.median(run([*common, *sized], control).between_s))
+    ratio = statistics.median(pair / alone for alone, pair in zip(one, two, strict=True))
     return Row(
-        "two clients, separate heads, two workers, against one client",
-        f"{1e3 * statistics.median(one):.0f} ms",
-        f"{1e3 * statistics.median(two):.0f} ms",
+        "resnet18, separate heads, two workers, a step of each of two clients against one client's",
+        milliseconds(one),
+        milliseconds(two),
         f"{ratio:.2f} ×",
+        "",
         "under 1.3 ×",
         ratio < 1.3,
     )
 
 
 def memory(batches: int) -> Row:
-    """Resident memory of server and client in one process, after a tenth of the batches and at the end."""
-    rss: list[int] = []
-    process = psutil.Process(os.getpid())
-    with tempfile.TemporaryDirectory() as folder:
-        settings = compose(
-            [
-                "model=mlp",
-                "data=synthetic",
-                f"data.samples={4 * batches}",
-                "data.batch=4",
-                "clients=1",
-                "rounds=1",
-                f"run_dir={folder}/run",
-                "logging.console=off",
-            ]
-        )
-        log = Path(folder) / "run" / "events.jsonl"
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.05):
-                if log.exists() and log.read_bytes().count(b'"step"') >= batches // 10:
-                    rss.append(process.memory_info().rss)
-                    return
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        run(settings, InProcessControl(1))
-        rss.append(process.memory_info().rss)
-        done.set()
-        watcher.join()
-    growth = (rss[-1] - rss[0]) / 2**20
+    """The server's resident memory after a tenth of the batches and at the end."""
+    small = ["model=mlp", "data.shape=[1,8,8]", "data.batch=4", f"data.samples={4 * batches}", "rounds=1", "clients=1"]
+    note(f"memory: {batches} batches")
+    early, late = in_fresh_process(resident, small, 1, (batches // 10, batches))
+    growth = (late - early) / 2**20
     return Row(
-        f"memory (mlp, {batches} batches)",
-        f"{rss[0] / 2**20:.0f} MB after a tenth",
-        f"{rss[-1] / 2**20:.0f} MB at the end",
-        f"{growth:+.0f} MB",
-        "flat (under 16 MB)",
-        growth < 16,
+        f"server's memory, mlp, after {batches // 10} batches and after {batches}",
+        f"{early / 2**20:.1f} MB",
+        f"{late / 2**20:.1f} MB",
+        f"{growth:+.1f} MB",
+        "",
+        "flat (under 4 MB)",
+        growth < 4,
     )
+
+
+def memory_of_a_client(more: int, width: int) -> Row:
+    """What one more client takes at the server, against the weights, momentum and gradient of its private blocks."""
+    batches = 10
+    wide = ["model=mlp", f"model.params.hidden=[{width},{width},{width}]", "data.shape=[1,8,8]", "data.batch=16"]
+    wide += ["algorithm=splitfed_v1", "algorithm.cut=1", "optimizer=sgd", "optimizer.momentum=0.9", "rounds=1"]
+    settings = compose(["data=synthetic", *wide])
+    chain = build_chain(settings.model, load_source(settings.data).spec, settings.seed)
+    private = [parameter for block in chain.span(1, len(chain)) for parameter in block.parameters()]
+    holds = 3 * sum(parameter.numel() * parameter.element_size() for parameter in private) / 2**20
+    found = []
+    for clients in (1, 1 + more):
+        note(f"memory: {clients} clients")
+        sized = [*wide, f"clients={clients}", f"data.samples={16 * batches * clients}"]
+        found.append(in_fresh_process(resident, sized, clients, (batches - 1,))[0] / 2**20)
+    each = (found[1] - found[0]) / more
+    return Row(
+        f"server's memory for one more client (mlp, private blocks of {holds:.0f} MB with momentum and gradient)",
+        f"{found[0]:.0f} MB with 1",
+        f"{found[1]:.0f} MB with {1 + more}",
+        f"{each:.1f} MB each",
+        "",
+        "at most its private blocks + 5 %",
+        each <= 1.05 * holds,
+    )
+
+
+def resident(overrides: Sequence[str], clients: int, marks: Sequence[int]) -> list[int]:
+    """Bytes of a server process after so many batches of each client."""
+    torch.set_num_threads(1)
+    with processes(clients) as control:
+        return run(overrides, control, marks).resident
+
+
+def in_fresh_process(
+    function: Callable[[Sequence[str], int, Sequence[int]], list[int]],
+    overrides: Sequence[str],
+    clients: int,
+    marks: Sequence[int],
+) -> list[int]:
+    """Where no earlier part has left memory behind."""
+    with ProcessPoolExecutor(1, _SPAWN) as pool:
+        return pool.submit(function, overrides, clients, marks).result()
+
+
+def milliseconds(seconds: Sequence[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.0f} ms"
+
+
+def cpu_seconds() -> tuple[float, float, float]:
+    """The time, and CPU seconds that all programs have used, and that this one has with the processes it has ended."""
+    machine, own = psutil.cpu_times(), os.times()
+    idle = machine.idle + getattr(machine, "iowait", 0.0) + getattr(machine, "guest", 0.0)
+    return time.monotonic(), sum(machine) - idle, own.user + own.system + own.children_user + own.children_system
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -279,28 +376,41 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     quick = arguments.quick
-    parts: dict[str, Callable[[], Row]] = {
-        "resnet18": lambda: split_step("resnet18", (128, 16, 16), 2 if quick else 8, 1 if quick else 3, 0.05),
-        "cnn": lambda: split_step("cnn", 1, 4 if quick else 40, 1 if quick else 4, 0.08),
-        "merge": lambda: merged_head(3 if quick else 20),
-        "overlap": lambda: overlap(2 if quick else 6, 1 if quick else 3),
-        "memory": lambda: memory(100 if quick else 2000),
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "resnet18": lambda: [split_step("resnet18", (128, 16, 16), 2 if quick else 6, 1 if quick else 5, 0.05)],
+        "cnn": lambda: [split_step("cnn", (32, 32, 32), 3 if quick else 40, 1 if quick else 5, 0.08)],
+        "merge": lambda: [merged_head(2 if quick else 8, 3 if quick else 15, 1 if quick else 5)],
+        "overlap": lambda: [overlap(2 if quick else 8, 1 if quick else 5)],
+        "memory": lambda: [
+            memory(100 if quick else 2000),
+            memory_of_a_client(1 if quick else 4, 512 if quick else 2048),
+        ],
     }
     chosen = [name for name in arguments.only.split(",") if name] or list(parts)
     unknown = [name for name in chosen if name not in parts]
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(parts)}")
-    rows = []
-    print("| | unsplit | split | ratio | target | |\n|---|---|---|---|---|---|")
+    began = cpu_seconds()
+    rows: list[Row] = []
+    print("| | unsplit, single or early | split, merged or late | ratio | with TLS | target | |\n" + "|---" * 7 + "|")
     for name in chosen:
-        rows.append(row := parts[name]())
-        met = {True: "met", False: "missed", None: ""}[row.met]
-        print(f"| {row.what} | {row.unsplit} | {row.split} | {row.ratio} | {row.target} | {met} |", flush=True)
+        for row in parts[name]():
+            rows.append(row)
+            met = "met" if row.met else "missed"
+            cells = (row.what, row.before, row.after, row.ratio, row.tls, row.target, met)
+            print(f"| {' | '.join(cells)} |", flush=True)
+    elapsed, busy, own = (after - before for before, after in zip(began, cpu_seconds(), strict=True))
+    others = max(0.0, busy - own) / elapsed
+    print(
+        f"\n{platform.machine()}, {os.cpu_count()} cores, of which other programs used {others:.2f} meanwhile; Python "
+        f"{platform.python_version()}, torch {torch.__version__}."
+    )
     if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         with arguments.out.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["what", "unsplit", "split", "ratio", "target", "met"])
-            writer.writerows([row.what, row.unsplit, row.split, row.ratio, row.target, row.met] for row in rows)
+            writer = csv.DictWriter(file, fieldnames=[field.name for field in dataclasses.fields(Row)])
+            writer.writeheader()
+            writer.writerows(dataclasses.asdict(row) for row in rows)
     return 0
 
 

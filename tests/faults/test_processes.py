@@ -46,7 +46,7 @@ def test_a_stopped_process_is_lost_by_its_heartbeat(trial, watch, processes) -> 
     control = processes()
     watch.when(trained(1, 1), lambda: os.kill(control.pids[1], signal.SIGSTOP))
     watch.when(lambda event: event["event"] == "round_end", lambda: os.kill(control.pids[1], signal.SIGKILL))
-    trial("algorithm=psl", "wire.heartbeat_s=0.2", "faults.reconnect_s=0.3", control=control, watch=watch)
+    trial("algorithm=psl", "wire.heartbeat_s=0.7", "faults.reconnect_s=2", control=control, watch=watch)
     assert watch.lost.keys() == {1}
     assert "no sign of life" in watch.named("stream_lost")[0]["reason"]
     assert watch.batches(0) == watch.batches(2) == [0, 1, 2, 3]

@@ -111,6 +111,17 @@ def test_statistics_that_overflow_refuse_their_cause() -> None:
     assert with_it.finite(0)
 
 
+def test_a_fault_that_no_member_has_alone_refuses_all_suspects() -> None:
+    """Each is constant, so that its own variance is zero; together theirs is beyond float32."""
+    model = chain(nn.Linear(4, 4), nn.Identity(), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    heads = opened(model, shared=True)
+    before = everything(heads, (0, 1), shared=True)
+    works = [work(client, activation=torch.full((2, 4), sign * 3e19)) for client, sign in ((0, 1.0), (1, -1.0))]
+    assert all(isinstance(result, Refused) for result in go(heads, works))
+    assert_same(everything(heads, (0, 1), shared=True), before)
+    assert all(isinstance(result, Result) for result in go(heads, [work(2)]))
+
+
 def test_a_gradient_that_overflows_in_the_shared_head_refuses_its_cause() -> None:
     """Loss and gradient at the cut are finite, but one step would leave Inf in everybody's head."""
     # Block 3's gradient is what block 4 passes down times block 3's input; the logits are finite.
