@@ -186,6 +186,12 @@ def _policy(settings: Settings, heads: HeadsSettings) -> Policy:
 
 
 def _check_clients(settings: Settings) -> None:
+    fleet = settings.fleet
+    if fleet.size and settings.clients != fleet.size:
+        raise SettingsError(
+            f"clients={settings.clients} contradicts fleet={fleet.name}, which has {fleet.size} devices; leave clients "
+            f"out, or choose another fleet"
+        )
     if settings.clients_per_round is not None and settings.clients_per_round > settings.clients:
         raise SettingsError(
             f"clients_per_round={settings.clients_per_round} is more than clients={settings.clients}; lower it, or "

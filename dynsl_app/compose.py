@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dynsl_app.algorithms import check
 from dynsl_app.errors import SettingsError
+from dynsl_app.fleet import resolve
 from dynsl_app.resume import resumed
 from dynsl_app.settings import Settings
 from dynsl_app.validate import is_known, unknown_setting, validate
@@ -81,6 +82,8 @@ def apply(cfg: DictConfig, overrides: Sequence[Override] = ()) -> Settings:
     named = {str(key): value for key, value in plain.items()}
     if named.get("resume") is not None:
         return resumed(str(named["resume"]), overrides)
+    if isinstance(named["fleet"], dict):
+        named["fleet"] = resolve(named["fleet"])
     return check(validate(named))
 
 

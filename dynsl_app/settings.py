@@ -6,10 +6,12 @@ makes sense together is checked in ``Settings.__post_init__``.
 """
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
+
+from dynsl_app.fleet import Fleet
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True, str_strip_whitespace=True)
 
@@ -205,9 +207,19 @@ class AllocatorSettings:
     max_cut: int | dict[int, int] | None = None
 
 
+def _or_fleet_size(clients: object, info: ValidationInfo) -> object:
+    if clients is not None:
+        return clients
+    fleet = info.data.get("fleet")
+    return (fleet.size if fleet is not None else 0) or 4
+
+
 @dataclass(frozen=True, config=_STRICT)
 class Settings:
-    """Everything a run needs to know; the same value on the server and, by the order, on its clients."""
+    """Everything a run needs to know; the same value on the server and, by the order, on its clients.
+
+    ``clients``: None stands for the fleet's size, or 4 without a fleet.
+    """
 
     runtime: Literal["local"] = "local"
     name: str = "run"
@@ -215,7 +227,8 @@ class Settings:
     resume: str | None = None
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=3, ge=1)
-    clients: int = Field(default=4, ge=1)
+    fleet: Fleet = field(default_factory=Fleet)
+    clients: Annotated[int, BeforeValidator(_or_fleet_size)] = Field(default=None, ge=1, validate_default=True)
     clients_per_round: int | None = Field(default=None, ge=1)
     local_epochs: int = Field(default=1, ge=1)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
@@ -237,7 +250,9 @@ class Settings:
 class NodeSettings:
     """What a device says of itself (``--node-config``); never taken from the server.
 
-    ``allow``: comma-separated packages that ``_target_`` may name besides the app's own.
+    ``allow``: comma-separated packages that ``_target_`` may name besides the app's own. ``emulate_*``: a slower device
+    on this machine, instead of what the fleet says of the client: how many times slower it computes, bytes per second
+    up and down, round trip in seconds.
     """
 
     partition_id: int = Field(ge=0)
@@ -246,3 +261,7 @@ class NodeSettings:
     threads: int | None = Field(default=None, ge=1)
     data_root: str | None = None
     allow: str = ""
+    emulate_compute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    emulate_up: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    emulate_down: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    emulate_rtt: float | None = Field(default=None, ge=0, allow_inf_nan=False)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from dynsl_app.algorithms import ALGORITHMS
+from dynsl_app.client.emulate import emulator_for
 from dynsl_app.client.node import prepare
 from dynsl_app.client.prefix import Prefix
 from dynsl_app.client.stream import Stream, hello
@@ -35,14 +36,23 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
     """
     settings = order.settings
     spec, data, chain = prepare(settings, node, order.client)
+    emulator = emulator_for(settings, node, order.client)
     profile_s: tuple[float, ...] = ()
     if order.profile:
         model = settings.model.target or settings.model.name
         profile_s = measure(
-            chain, spec, settings.data.batch, settings.optimizer, model=model, batches=WARMUP, device=node.device
+            chain,
+            spec,
+            settings.data.batch,
+            settings.optimizer,
+            model=model,
+            batches=WARMUP,
+            device=node.device,
+            around=None if emulator is None else emulator.around,
         ).block_s
     meter = meter_for(node.device) if ALGORITHMS[settings.algorithm.name].adaptive else None
-    prefix = Prefix(chain, order.cut, settings.optimizer, node.device, meter)
+    observer = meter if emulator is None else emulator.around(meter)
+    prefix = Prefix(chain, order.cut, settings.optimizer, node.device, observer)
     prefix.segment.load_weights(order.weights)
     prefix.segment.load_optimizer_state(order.optimizer)
 
@@ -50,11 +60,16 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
     batches = data.batches_per_epoch * settings.local_epochs
     opening = hello(order.client, order.round, order.token, batches, data.samples, profile_s)
     started = time.monotonic()
-    stream = Stream(lambda: transport.connect(order.endpoint), opening, settings.faults)
+    pacer = None if emulator is None else emulator.pacer
+    stream = Stream(lambda: transport.connect(order.endpoint, pacer), opening, settings.faults)
     try:
+        if emulator is not None:
+            emulator.begin_epoch()
         run = _Round(order, prefix, stream, data.batches_per_epoch, meter)
         for epoch in range(settings.local_epochs):
             for x, y in data.epoch(order.round, epoch):
+                if emulator is not None:
+                    emulator.batch(run.batch)
                 run.train(x, y)
         run.finish()
     finally:
@@ -79,7 +94,7 @@ class _Round:
         self._order, self._prefix, self._stream, self._meter = order, prefix, stream, meter
         settings = order.settings
         self._rate = Rate(settings.optimizer, per_epoch, settings.local_epochs, settings.rounds)
-        self._batch = 0
+        self.batch = 0
         self._unread: int | None = None
         """The batch whose progress has been told, and the server's answer not yet read."""
         self._given: dict[str, Tensor] = {}
@@ -94,12 +109,12 @@ class _Round:
         waited = self.wait_s
         split = not self._prefix.whole
         reply = self._split_batch(x, y) if split else self._local_batch(x, y)
-        self._prefix.segment.step(self._rate.at(self._order.round, self._batch))
+        self._prefix.segment.step(self._rate.at(self._order.round, self.batch))
         if self._meter is not None:
             received = reply.received if split and reply is not None else None
             self._report = report(self._meter.take(), self.wait_s - waited, received)
         self.samples += len(y)
-        self._batch += 1
+        self.batch += 1
         if reply is not None and "cut" in reply.meta:
             self._move(reply)
 
@@ -108,7 +123,7 @@ class _Round:
         if self._unread is not None:
             self._answer(self._unread)
         self._stream.send(self._frame(Kind.END))
-        self._answer(self._batch)
+        self._answer(self.batch)
 
     def _split_batch(self, x: Tensor, y: Tensor) -> Frame:
         """Forward to the cut, exchange activation for gradient, backward."""
@@ -119,11 +134,11 @@ class _Round:
         tensors = {"activation": top.detach().to("cpu"), "target": y, **self._report.tensors, **given}
         self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
         self._unread = None
-        reply = self._answer(self._batch)
+        reply = self._answer(self.batch)
         gradient = reply.tensors.get("gradient")
         if gradient is None or gradient.shape != top.shape or gradient.dtype != top.dtype:
             raise WireError(
-                f"client {self._order.client}, batch {self._batch}: the server's gradient does not fit the activation "
+                f"client {self._order.client}, batch {self.batch}: the server's gradient does not fit the activation "
                 f"{top.dtype}{list(top.shape)}; both sides must run the same version"
             )
         self._prefix.segment.backward(top, gradient.to(top.device))
@@ -136,7 +151,7 @@ class _Round:
         loss = mean_loss(logits, target)
         if not all_finite(loss):
             raise ClientLost(
-                f"client {self._order.client}, batch {self._batch}: its loss is not finite; lower optimizer.lr, or "
+                f"client {self._order.client}, batch {self.batch}: its loss is not finite; lower optimizer.lr, or "
                 f"clip gradients (optimizer.clip=value)"
             )
         self._prefix.segment.backward(loss)
@@ -144,11 +159,11 @@ class _Round:
         told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
         meta = {**self._report.meta, **told}
         self._stream.send(self._frame(Kind.PROGRESS, meta=meta, tensors=self._report.tensors))
-        self._unread = self._batch
+        self._unread = self.batch
         return reply
 
     def _forward(self, x: Tensor, size: int) -> Tensor:
-        key = BatchKey(self._order.settings.seed, self._order.client, self._order.round, self._batch)
+        key = BatchKey(self._order.settings.seed, self._order.client, self._order.round, self.batch)
         return self._prefix.forward(x, [(key, size)])
 
     def _answer(self, batch: int) -> Frame:
@@ -171,5 +186,5 @@ class _Round:
     ) -> Frame:
         order, generation = self._order, self._prefix.generation
         return Frame(
-            kind, order.client, order.round, self._batch, generation=generation, meta=meta or {}, tensors=tensors or {}
+            kind, order.client, order.round, self.batch, generation=generation, meta=meta or {}, tensors=tensors or {}
         )

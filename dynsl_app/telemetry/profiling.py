@@ -14,7 +14,7 @@ from dynsl_app.errors import ModelError, SettingsError
 from dynsl_app.model.chain import Block, Chain
 from dynsl_app.model.optim import make_optimizer
 from dynsl_app.model.probe import probe
-from dynsl_app.model.segment import Segment, mean_loss
+from dynsl_app.model.segment import Observer, Segment, mean_loss
 from dynsl_app.plan import BatchKey
 from dynsl_app.settings import OptimizerSettings
 from dynsl_app.telemetry.meter import Phases, meter_for
@@ -46,6 +46,7 @@ def measure(
     device: str = "cpu",
     label: str | None = None,
     progress: Progress | None = None,
+    around: Callable[[Observer], Observer] | None = None,
 ) -> Profile:
     """Train ``batches`` made-up batches and one before them that does not count; medians by block and phase.
 
@@ -62,6 +63,8 @@ def measure(
         The device's description; None: its kind and cores.
     progress
         Called after every batch that counts.
+    around
+        Puts another observer around the one that measures: an emulated device's.
 
     Raises
     ------
@@ -81,7 +84,7 @@ def measure(
         blocks = [block.to(device) for block in _copies(chain)]
         forwards = trace(blocks, x)
         meter = meter_for(device)
-        segment = Segment(blocks, optimizer, observer=meter)
+        segment = Segment(blocks, optimizer, observer=around(meter) if around is not None else meter)
         for number in range(batches + 1):
             logits = segment.forward(x, _members(number, batch))
             segment.backward(mean_loss(logits, y))

@@ -162,6 +162,31 @@ Accept = Callable[[Link], None]
 """Serves one link: called in a thread of the link's own; the link is closed when it returns."""
 
 
+class Pacer(Protocol):
+    """An emulated network between a client and its server; any thread may ask."""
+
+    @property
+    def rtt_s(self) -> float:
+        """Round-trip time that it adds, seconds."""
+        ...
+
+    def up(self, size: int, ready: float) -> float:
+        """When a chunk reaches the server's side.
+
+        Parameters
+        ----------
+        size
+            Bytes; chunks are told in the order in which they are sent.
+        ready
+            When the client had it to send, by ``time.monotonic``, like the result.
+        """
+        ...
+
+    def down(self, size: int, ready: float) -> float:
+        """When a chunk that the server had to send at ``ready`` reaches the client's side; see :meth:`up`."""
+        ...
+
+
 class Transport(Protocol):
     """Makes listeners and links."""
 
@@ -169,8 +194,11 @@ class Transport(Protocol):
         """Start to listen. Raises SettingsError when the address cannot be bound."""
         ...
 
-    def connect(self, endpoint: Endpoint) -> Link:
-        """Open a link. Raises LinkClosed when nobody answers in time, WireError on another version."""
+    def connect(self, endpoint: Endpoint, pacer: Pacer | None = None) -> Link:
+        """Open a link, through an emulated network if there is one.
+
+        Raises LinkClosed when nobody answers in time, WireError on another version.
+        """
         ...
 
 

@@ -16,7 +16,7 @@ import grpc
 from dynsl_app.errors import LinkClosed, SettingsError, WireError
 from dynsl_app.settings import WireSettings
 from dynsl_app.wire import address, description, security
-from dynsl_app.wire.base import Accept, Endpoint
+from dynsl_app.wire.base import Accept, Endpoint, Pacer
 from dynsl_app.wire.protocol import VERSION, check_version
 from dynsl_app.wire.serving import serve
 from dynsl_app.wire.stream import LINGER_S, StreamLink
@@ -61,7 +61,7 @@ class GrpcTransport:
             return security.run_identity({host, "localhost"})
         return security.load_identity(self._settings.certificate, self._settings.key)
 
-    def connect(self, endpoint: Endpoint) -> StreamLink:
+    def connect(self, endpoint: Endpoint, pacer: Pacer | None = None) -> StreamLink:
         if endpoint.scheme != SCHEME:
             raise LinkClosed(
                 f"the server listens on {endpoint.scheme}:{endpoint.address}: set wire={endpoint.scheme} here"
@@ -77,7 +77,7 @@ class GrpcTransport:
                 f"({reason}); check that the server runs, that wire.advertise is its address as seen from here, that "
                 "wire.tls is the same on both sides, and this machine's clock"
             ) from None
-        return _open_stream(channel, endpoint, self._settings, self._connect_timeout)
+        return _open_stream(channel, endpoint, self._settings, self._connect_timeout, pacer)
 
 
 class GrpcListener:
@@ -153,9 +153,11 @@ def _open_channel(endpoint: Endpoint, settings: WireSettings) -> Any:
     return grpc.secure_channel(endpoint.address, credentials, options)
 
 
-def _open_stream(channel: Any, endpoint: Endpoint, settings: WireSettings, timeout: float) -> StreamLink:
+def _open_stream(
+    channel: Any, endpoint: Endpoint, settings: WireSettings, timeout: float, pacer: Pacer | None
+) -> StreamLink:
     peer = f"server at {endpoint.address}"
-    link = StreamLink(peer, settings, trusted=True, cancel=channel.close)
+    link = StreamLink(peer, settings, trusted=True, cancel=channel.close, pacer=pacer)
     call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(link.outgoing(), metadata=((VERSION_KEY, str(VERSION)),))
     opened: futures.Future[None] = futures.Future()
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from dynsl_app.errors import LinkClosed
 from dynsl_app.settings import WireSettings
-from dynsl_app.wire.base import Accept, Endpoint, Frame, Transfer
+from dynsl_app.wire.base import Accept, Endpoint, Frame, Pacer, Transfer
 from dynsl_app.wire.inbox import Inbox
+from dynsl_app.wire.pacing import Carrier, Due
 from dynsl_app.wire.protocol import encode, title
 from dynsl_app.wire.serving import serve
 from dynsl_app.wire.tensors import isolate
@@ -33,7 +34,7 @@ class InprocessTransport:
     def listen(self, accept: Accept) -> "InprocessListener":
         return InprocessListener(self._settings, accept)
 
-    def connect(self, endpoint: Endpoint) -> "InprocessLink":
+    def connect(self, endpoint: Endpoint, pacer: Pacer | None = None) -> "InprocessLink":
         with _lock:
             listener = _listeners.get(endpoint.address) if endpoint.scheme == SCHEME else None
         if listener is None:
@@ -41,7 +42,7 @@ class InprocessTransport:
                 f"nobody listens on {endpoint.scheme}:{endpoint.address} in this process: wire=inprocess works "
                 "only with runtime=local (server and clients in one process); use wire=grpc"
             )
-        return listener.open()
+        return listener.open(pacer)
 
 
 class InprocessListener:
@@ -59,11 +60,14 @@ class InprocessListener:
     def endpoint(self) -> Endpoint:
         return self._endpoint
 
-    def open(self) -> "InprocessLink":
+    def open(self, pacer: Pacer | None = None) -> "InprocessLink":
         """Make a link and serve its other end by ``accept`` in a thread of its own; the client's end."""
         server = InprocessLink(f"client {next(_numbers)} in this process", self._settings)
         client = InprocessLink(f"server {self._endpoint.address} in this process", self._settings)
         server.other, client.other = client, server
+        if pacer is not None:
+            server.emulate(pacer.down, pacer.rtt_s)
+            client.emulate(pacer.up, pacer.rtt_s)
         with _lock:
             if self._endpoint.address not in _listeners:
                 raise LinkClosed(f"the listener {self._endpoint.address} is closed")
@@ -94,6 +98,13 @@ class InprocessLink:
         self._inbox = Inbox()
         self._sending = threading.Lock()
         self._bytes_sent = 0
+        self._rtt = 0.0
+        self._carrier: Carrier | None = None
+
+    def emulate(self, due: Due, rtt_s: float) -> None:
+        """Send through one direction of an emulated network from now on."""
+        self._rtt = rtt_s
+        self._carrier = Carrier(due, self._settings.chunk_bytes, self.other._inbox.put)
 
     @property
     def peer(self) -> str:
@@ -109,7 +120,7 @@ class InprocessLink:
 
     @property
     def rtt(self) -> float | None:
-        return 0.0
+        return self._rtt
 
     def trust(self) -> None:
         """Nothing to do: who is in this process is trusted."""
@@ -118,9 +129,15 @@ class InprocessLink:
         size = encode(frame, self._settings.chunk_bytes, self._settings.max_frame_bytes).size
         now = time.monotonic()
         tensors = {name: isolate(tensor) for name, tensor in frame.tensors.items()}
+        sent = replace(frame, tensors=tensors, received=Transfer(now, now, size, 1))
         with self._sending:
             try:
-                self.other._inbox.put(replace(frame, tensors=tensors, received=Transfer(now, now, size, 1)))
+                if self._carrier is None:
+                    self.other._inbox.put(sent)
+                elif (error := self._inbox.error or self.other._inbox.error) is not None:
+                    raise error.with_traceback(None)
+                else:
+                    self._carrier.send(sent, size, now)
             except LinkClosed:
                 raise LinkClosed(f"cannot send the {title(frame)} to the {self._peer}: {self._inbox.error}") from None
             self._bytes_sent += size
@@ -130,4 +147,6 @@ class InprocessLink:
 
     def close(self) -> None:
         self._inbox.fail(LinkClosed(f"the link to the {self._peer} was closed by this side"), discard=True)
+        if self._carrier is not None:
+            self._carrier.close()
         self.other._inbox.fail(LinkClosed(f"the {self.other.peer} closed the link"))

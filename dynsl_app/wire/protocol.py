@@ -35,9 +35,12 @@ class Encoding:
     ----------
     size
         Bytes of all chunks.
+    ready
+        When it was made, by ``time.monotonic``: from then on it waits for the link.
     """
 
     def __init__(self, frame: Frame, chunk_bytes: int) -> None:
+        self.ready = time.monotonic()
         self._chunk_bytes = chunk_bytes
         self._tensors = frame.tensors.values()
         self._manifest = write_manifest(tuple(describe(name, tensor) for name, tensor in frame.tensors.items()))

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 from dynsl_app.errors import LinkClosed, WireError
 from dynsl_app.settings import WireSettings
-from dynsl_app.wire.base import Frame, Kind
+from dynsl_app.wire import pacing
+from dynsl_app.wire.base import Frame, Kind, Pacer
 from dynsl_app.wire.inbox import Inbox
 from dynsl_app.wire.protocol import Decoder, Encoding, encode, title
 
@@ -51,10 +52,21 @@ class StreamLink:
         Whether large frames are taken from the start; otherwise after :meth:`trust`.
     cancel
         Ends the stream at once; used where an orderly end makes no progress.
+    pacer
+        The emulated network that this end of the link, the client's, is behind.
     """
 
-    def __init__(self, peer: str, settings: WireSettings, *, trusted: bool, cancel: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        peer: str,
+        settings: WireSettings,
+        *,
+        trusted: bool,
+        cancel: Callable[[], object],
+        pacer: Pacer | None = None,
+    ) -> None:
         self._peer = peer
+        self._pacer = pacer
         self._settings = settings
         self._cancel = cancel
         self._decoder = Decoder(settings.max_frame_bytes if trusted else UNTRUSTED_FRAME_BYTES)
@@ -145,6 +157,8 @@ class StreamLink:
         try:
             while (encoding := self._next()) is not None:
                 for chunk in encoding:
+                    if self._pacer is not None:
+                        pacing.wait(self._pacer.up, len(chunk), encoding.ready)
                     self._chunks_sent += 1
                     yield chunk
         finally:
@@ -184,6 +198,8 @@ class StreamLink:
         ``chunks`` raises LinkClosed where the stream breaks. What cannot be decoded is answered with an ERROR frame,
         and ends this link only.
         """
+        if self._pacer is not None:
+            chunks = pacing.paced(chunks, self._pacer.down)
         try:
             for chunk in chunks:
                 self._inbox.touch()

@@ -28,7 +28,7 @@ from dynsl_app.server.folder import RunFolder
 from dynsl_app.settings import NodeSettings, WireSettings
 from dynsl_app.telemetry.events import Event, EventStream
 from dynsl_app.telemetry.sinks.factory import make_sinks
-from dynsl_app.wire.base import Endpoint, Frame, Link
+from dynsl_app.wire.base import Endpoint, Frame, Link, Pacer
 from dynsl_app.wire.transport import make_transport
 
 Alter = Callable[[Frame, Link], Frame]
@@ -171,8 +171,8 @@ def tamper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def __init__(self, settings: WireSettings) -> None:
                 self._transport = make_transport(settings)
 
-            def connect(self, endpoint: Endpoint) -> TamperedLink:
-                return TamperedLink(self._transport.connect(endpoint), out, in_)
+            def connect(self, endpoint: Endpoint, pacer: Pacer | None = None) -> TamperedLink:
+                return TamperedLink(self._transport.connect(endpoint, pacer), out, in_)
 
         monkeypatch.setattr(epoch, "make_transport", Tampered)
 

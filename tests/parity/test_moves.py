@@ -15,7 +15,7 @@ from dynsl_app.server import rounds
 from dynsl_app.server.director import Stay
 from dynsl_app.server.folder import RunFolder
 from dynsl_app.telemetry.sinks.jsonl import read_events
-from dynsl_app.wire.base import Endpoint, Frame, Link, Transport
+from dynsl_app.wire.base import Endpoint, Frame, Link, Pacer, Transport
 from dynsl_app.wire.transport import make_transport
 
 Train = Callable[..., RunFolder]
@@ -161,8 +161,8 @@ class FlakyTransport:
     def __init__(self, transport: Transport, chance: random.Random, rate: float) -> None:
         self._transport, self._random, self._rate = transport, chance, rate
 
-    def connect(self, endpoint: Endpoint, **options: object) -> FlakyLink:
-        return FlakyLink(self._transport.connect(endpoint, **options), self._random, self._rate)
+    def connect(self, endpoint: Endpoint, pacer: Pacer | None = None) -> FlakyLink:
+        return FlakyLink(self._transport.connect(endpoint, pacer), self._random, self._rate)
 
 
 @pytest.mark.parametrize("wire", ["inprocess", "grpc"])
