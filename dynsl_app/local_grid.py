@@ -14,6 +14,7 @@ from dynsl_app.flower_control import GridControlPlane
 from dynsl_app.run import run
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
+from dynsl_app.targets import named_packages
 
 _RUN_ID = 1
 _SERVER_NODE_ID = 1
@@ -118,6 +119,5 @@ def run_local(settings: Settings) -> Summary:
     DynslError
         See :func:`dynsl_app.run.run`.
     """
-    targets = {target.split(".")[0] for target in (settings.model.target, settings.data.target) if target}
-    grid = LocalGrid(client_app, settings.clients, {"allow": ",".join(sorted(targets))})
+    grid = LocalGrid(client_app, settings.clients, {"allow": ",".join(sorted(named_packages(settings)))})
     return run(settings, GridControlPlane(grid))

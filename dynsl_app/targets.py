@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dynsl_app.errors import SettingsError
+from dynsl_app.settings import Settings
 
 OWN_PACKAGE = "dynsl_app"
 
@@ -61,3 +62,13 @@ def resolve_target(path: str, allow: frozenset[str] = frozenset()) -> Callable[.
             f"that package, add {origin.split('.')[0]!r} to the node's setting `allow`"
         )
     return target
+
+
+def named_packages(settings: Settings) -> frozenset[str]:
+    """Packages that the settings' own ``_target_`` s are in.
+
+    For where whoever wrote the settings may run code of theirs anyway: the server's side, whose app they chose, and
+    runs in one process. A device decides for itself (its node setting ``allow``).
+    """
+    targets = (settings.model.target, settings.data.target)
+    return frozenset(target.split(".")[0] for target in targets if target)

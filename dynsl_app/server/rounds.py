@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from dynsl_app.algorithms import ALGORITHMS, check, make_plan
-from dynsl_app.data.load import load_source
+from dynsl_app.data.load import client_data, load_source
+from dynsl_app.data.source import Source
 from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
@@ -29,6 +30,7 @@ from dynsl_app.server.standing import Standing
 from dynsl_app.server.steering import Steering, make_steering
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
+from dynsl_app.targets import named_packages
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.validate import to_plain, to_yaml
 from dynsl_app.wire.security import new_token
@@ -60,6 +62,11 @@ def run(
     """
     settings = check(settings)
     torch.set_num_threads(settings.server.threads)
+    if start is not None and start.round > settings.rounds:
+        raise SettingsError(
+            f"resume={folder.path}: the run has done {start.round} rounds, more than rounds={settings.rounds}; "
+            f"raise rounds, or leave it out"
+        )
     began = time.monotonic() - folder.elapsed()
     trainer = _Trainer(settings, control, folder, events, start)
     try:
@@ -72,6 +79,30 @@ def run(
     folder.write_summary(summary)
     events.emit("run_end", **summary.fields())
     return summary
+
+
+def _refuse_early(settings: Settings, source: Source, blocks: int) -> None:
+    """Refuse, before anybody joins, what every client would fail on."""
+    make_plan(settings, blocks, range(settings.clients))
+    device = settings.server.device
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"server.device={device} cannot be used here ({reason}); use server.device=cpu") from None
+    # With data of its own a node may have more than the server.
+    if settings.data.partition != "local" and len(source.train):
+        for client in range(settings.clients):
+            client_data(source, settings.data, client=client, clients=settings.clients, seed=settings.seed)
+
+
+def _named(clients: Sequence[int]) -> str:
+    """``client 3``, or ``clients 0, 1, 2, … 299 (300 in all)``."""
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    if len(clients) <= 8:
+        return f"clients {', '.join(map(str, clients))}"
+    return f"clients {', '.join(map(str, clients[:3]))}, … {clients[-1]} ({len(clients)} in all)"
 
 
 class _Trainer:
@@ -87,11 +118,12 @@ class _Trainer:
     ) -> None:
         self._settings, self._control, self._folder, self._events = settings, control, folder, events
         folder.write_config(to_yaml(settings))
-        source = load_source(settings.data)
+        allow = named_packages(settings)
+        source = load_source(settings.data, allow=allow)
         self._spec, self._held_out = source.spec, source.test
-        chain = build_chain(settings.model, source.spec, settings.seed)
+        chain = build_chain(settings.model, source.spec, settings.seed, allow)
         self._cut_shapes = probe(chain, source.spec)
-        make_plan(settings, len(chain), range(settings.clients))  # refuse an impossible cut before anybody joins
+        _refuse_early(settings, source, len(chain))
         self.standing = Standing(chain)
         if start is not None:
             self.standing.restore(start)
@@ -154,7 +186,10 @@ class _Trainer:
         lost = sorted(set(clients) - set(finished))
         samples = {client: controller.sessions[client].samples for client in finished}
         if not finished:
-            reasons = "; ".join(f"client {client}: {controller.sessions[client].reason}" for client in lost)
+            clients_by_reason: dict[str, list[int]] = {}
+            for client in lost:
+                clients_by_reason.setdefault(controller.sessions[client].reason, []).append(client)
+            reasons = "; ".join(f"{_named(clients)}: {reason}" for reason, clients in clients_by_reason.items())
             raise RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {reasons}")
         self.standing.aggregate(plan, heads, replies, samples, settings)
         traffic = [session.traffic for session in controller.sessions.values()]

@@ -1,0 +1,65 @@
+"""A user's own model and data by ``_target_``, from the settings to the trained model; and what is refused early."""
+
+from pathlib import Path
+
+import pytest
+
+from dynsl_app.compose import compose
+from dynsl_app.errors import DataError, SettingsError
+from dynsl_app.inprocess import InProcessControl
+from dynsl_app.local_grid import run_local
+from dynsl_app.run import run
+
+MODULE = """
+import torch
+from torch import nn
+
+from dynsl_app.data.source import DataSpec, Source, TensorSamples
+
+
+def net(shape, classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], width), nn.Linear(width, classes))
+
+
+def load(classes=3):
+    images = torch.rand(40, 1, 5, 5, generator=torch.Generator().manual_seed(0))
+    samples = TensorSamples(images, torch.arange(40) % classes)
+    return Source(DataSpec((1, 5, 5), classes), samples, samples)
+"""
+
+
+def test_own_model_and_data_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_own.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["model=custom", "model._target_=users_own.net", "+model.params.width=6"]
+    own += ["data=custom", "data._target_=users_own.load", "+data.params.classes=4"]
+    settings = compose([*own, "rounds=1", f"run_dir={tmp_path / 'run'}", "logging.console=off"])
+    summary = run_local(settings)
+    assert summary.rounds == 1
+    assert set(summary.cuts.values()) == {2}
+
+
+SMALL = ["model=mlp", "data.limit=40", "rounds=1", "logging.console=off"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "says"),
+    [
+        (["clients=50"], DataError, "50 clients"),
+        (["server.device=cuda:99"], SettingsError, "server.device=cuda:99 cannot be used here"),
+    ],
+)
+def test_what_all_clients_would_fail_on_is_refused_once(
+    tmp_path: Path, overrides: list[str], error: type[Exception], says: str
+) -> None:
+    settings = compose([*SMALL, *overrides, f"run_dir={tmp_path / 'run'}"])
+    with pytest.raises(error, match=says):
+        run(settings, InProcessControl(settings.clients))
+
+
+def test_a_run_cannot_be_resumed_to_fewer_rounds(tmp_path: Path) -> None:
+    settings = compose([*SMALL, "rounds=2", "clients=2", f"run_dir={tmp_path / 'run'}"])
+    run(settings, InProcessControl(2))
+    again = compose([f"resume={tmp_path / 'run'}", "rounds=1"])
+    with pytest.raises(SettingsError, match="the run has done 2 rounds, more than rounds=1"):
+        run(again, InProcessControl(2))
