@@ -172,17 +172,21 @@ def test_links_that_break_in_mid_move(
     """Resumed, no step lost or done twice: the same bits, through moves and lost connections (user cases 28, 30)."""
     common = ["model=cnn", *MODELS["cnn"], *COMMON, *OPTIMIZERS["sgd"], "rounds=2"]
     whole = train(*common, "algorithm=fedavg", "wire=inprocess")
-    chance = random.Random(5)
-    monkeypatch.setattr(epoch, "make_transport", lambda wire: FlakyTransport(make_transport(wire), chance, 0.08))
-    moved = wander(7, [1, 2, 3, 4, 5], *common, "algorithm=splitfed_v1", f"wire={wire}", "local_epochs=1")
-    events = list(read_events(moved.events))
-    resumed = {
-        (event["round"], event["client"], event["next"]) for event in events if event["event"] == "stream_resumed"
-    }
-    moves = {(event["round"], event["client"], event["batch"]) for event in events if event["event"] == "move"}
-    # Some connection was lost between a command and its acknowledgement, or right at it.
-    assert resumed & (moves | {(round_, client, batch + 1) for round_, client, batch in moves})
-    assert_same(whole, moved)
+    # Which frames are lost depends on the threads' turns too: again, until a connection was lost between a command and
+    # its acknowledgement, or right at it. The bits must agree every time.
+    for attempt in range(20):
+        chance = random.Random(attempt)
+        with monkeypatch.context() as patch:
+            patch.setattr(epoch, "make_transport", lambda wire, c=chance: FlakyTransport(make_transport(wire), c, 0.08))
+            moved = wander(attempt, [1, 2, 3, 4, 5], *common, "algorithm=splitfed_v1", f"wire={wire}", "name=flaky")
+        assert_same(whole, moved)
+        events = list(read_events(moved.events))
+        again = [event for event in events if event["event"] == "stream_resumed"]
+        resumed = {(event["round"], event["client"], event["next"]) for event in again}
+        moves = {(event["round"], event["client"], event["batch"]) for event in events if event["event"] == "move"}
+        if resumed & (moves | {(round_, client, batch + 1) for round_, client, batch in moves}):
+            return
+    pytest.fail("no connection was lost in the middle of a move")
 
 
 def test_dynsl_steers_by_what_it_measures_and_changes_no_bit(train: Train) -> None:
@@ -190,6 +194,8 @@ def test_dynsl_steers_by_what_it_measures_and_changes_no_bit(train: Train) -> No
     common = ["model=cnn", *MODELS["cnn"], *OPTIMIZERS["adam"], "clients=3", "data.limit=480", "rounds=2"]
     whole = train(*common, "algorithm=fedavg", "wire=inprocess")
     steered = train(*common, "algorithm=dynsl", "algorithm.cut=1", "wire=grpc")
-    moves = [event for event in read_events(steered.events) if event["event"] == "move"]
-    assert moves
+    events = list(read_events(steered.events))
+    # In mid-epoch or, where the planner got no turn in time, for the second round.
+    second = next(event for event in events if event["event"] == "round_start" and event["round"] == 2)
+    assert [event for event in events if event["event"] == "move"] or set(second["cuts"].values()) != {1}
     assert_same(whole, steered)
