@@ -128,7 +128,8 @@ def test_a_rate_that_blows_everything_up_fails_by_name(trial) -> None:
     """All are lost then, and the run says so instead of saving NaN."""
     with pytest.raises(RoundFailed, match=r"lower optimizer\.lr") as failure:
         trial("algorithm=psl", "optimizer.lr=1e30")
-    assert all(f"client {client}" in str(failure.value) for client in range(3))
+    # One reason for all, said once, with everybody it is about.
+    assert "clients 0, 1, 2: " in str(failure.value)
 
 
 def test_a_wrong_token_is_refused(trial, tamper) -> None:
