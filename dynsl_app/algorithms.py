@@ -118,17 +118,6 @@ def make_plan(settings: Settings, blocks: int, clients: Sequence[int]) -> Plan:
     )
 
 
-def policy_name(settings: Settings) -> Policy:
-    """The batching policy that the settings ask for, or else the algorithm means.
-
-    Raises
-    ------
-    SettingsError
-        Like :func:`check`.
-    """
-    return _policy(settings, _heads(settings))
-
-
 def _heads(settings: Settings) -> HeadsSettings:
     name = settings.algorithm.name
     algorithm = ALGORITHMS[name]

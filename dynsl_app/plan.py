@@ -63,9 +63,10 @@ class Plan:
         """The shared head that a client uses, or None with separate heads."""
         return client % self.heads if self.heads else None
 
-    def is_local(self, client: int) -> bool:
-        """Whether the client trains the whole model and sends no activations."""
-        return self.cuts[client] == self.blocks
+    def lane_of(self, client: int) -> int:
+        """What the client's batches run in, one after another: its shared head, or a lane of its own."""
+        head = self.head_of(client)
+        return client if head is None else head
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _make(settings: Settings, options: argparse.Namespace) -> Profile:
     spec = load_source(settings.data, allow=allow).spec
     chain = build_chain(settings.model, spec, settings.seed, allow)
     what = (chain, spec, settings.data.batch, settings.optimizer)
-    model = settings.model.target or settings.model.name
+    model = settings.model.label
     if options.flops is not None:
         return from_flops(*what, options.flops, model=model, label=options.label)
     with progress_bar() as progress:

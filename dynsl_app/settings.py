@@ -34,6 +34,11 @@ class ModelSettings:
     dropout: float | None = Field(default=None, ge=0, lt=1)
     params: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """What to call the architecture: its ``_target_`` if it is the user's own, else its name."""
+        return self.target or self.name
+
 
 @dataclass(frozen=True, config=_STRICT)
 class DataSettings:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynsl_app.algorithms import ALGORITHMS, check, make_plan, policy_name
+from dynsl_app.algorithms import ALGORITHMS, check, make_plan
 from dynsl_app.errors import SettingsError
 from dynsl_app.plan import SEPARATE
 from dynsl_app.settings import AlgorithmSettings, Settings
@@ -42,7 +42,7 @@ def test_the_table_of_algorithms(algorithm, heads, policy, cut, boundary):
     """User case 7: the order in which SplitFed V2's server updates is part of its meaning."""
     run = settings(algorithm=algorithm, clients=3)
     plan = make_plan(run, 5, [0, 2])
-    assert (plan.heads, policy_name(run), plan.boundary) == (heads, policy, boundary)
+    assert (plan.heads, check(run).server.policy, plan.boundary) == (heads, policy, boundary)
     assert plan.cuts == {0: cut, 2: cut}
 
 
@@ -79,7 +79,7 @@ def test_uniform_takes_explicit_heads():
 
 def test_a_cut_at_the_last_block_is_fully_local():
     plan = make_plan(settings(algorithm={"name": "splitfed_v1", "cut": 5}), 5, [0])
-    assert plan.is_local(0)
+    assert plan.cuts[0] == plan.blocks
 
 
 @pytest.mark.parametrize(

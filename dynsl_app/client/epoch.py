@@ -12,7 +12,7 @@ from dynsl_app.client.prefix import Prefix
 from dynsl_app.client.stream import Stream, hello
 from dynsl_app.errors import ClientLost, WireError
 from dynsl_app.model.optim import Rate
-from dynsl_app.model.segment import all_finite, count_correct, mean_loss
+from dynsl_app.model.segment import CALM_DOWN, all_finite, count_correct, mean_loss
 from dynsl_app.orders import TrainOrder, TrainReply
 from dynsl_app.plan import BatchKey
 from dynsl_app.settings import NodeSettings
@@ -39,7 +39,7 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
     emulator = emulator_for(settings, node, order.client)
     profile_s: tuple[float, ...] = ()
     if order.profile:
-        model = settings.model.target or settings.model.name
+        model = settings.model.label
         profile_s = measure(
             chain,
             spec,
@@ -150,10 +150,7 @@ class _Round:
         target = y.to(logits.device)
         loss = mean_loss(logits, target)
         if not all_finite(loss):
-            raise ClientLost(
-                f"client {self._order.client}, batch {self.batch}: its loss is not finite; lower optimizer.lr, or "
-                f"clip gradients (optimizer.clip=value)"
-            )
+            raise ClientLost(f"client {self._order.client}, batch {self.batch}: its loss is not finite; {CALM_DOWN}")
         self._prefix.segment.backward(loss)
         reply = None if self._unread is None else self._answer(self._unread)
         told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}

@@ -4,10 +4,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from dynsl_app.errors import ClientLost, LinkClosed, WireError
 from dynsl_app.settings import FaultSettings
+from dynsl_app.telemetry.report import profile_report
 from dynsl_app.wire.base import Frame, Kind, Link, Scalar
 
 _log = logging.getLogger(__name__)
@@ -114,5 +113,4 @@ class Stream:
 def hello(client: int, round_: int, token: str, batches: int, samples: int, profile_s: Sequence[float] = ()) -> Frame:
     """The frame that opens a stream: R_i batches in the round over S_i samples an epoch, and p[l] if measured."""
     meta: dict[str, Scalar] = {"token": token, "batches": batches, "samples": samples}
-    tensors = {"profile": torch.tensor(profile_s, dtype=torch.float64)} if profile_s else {}
-    return Frame(Kind.HELLO, client, round_, meta=meta, tensors=tensors)
+    return Frame(Kind.HELLO, client, round_, meta=meta, tensors=profile_report(profile_s))

@@ -141,12 +141,11 @@ def costs_of(instance: Instance, *, move_s: Floats | None = None, move_bytes: Fl
 
     with np.errstate(over="ignore"):
         compute_s = np.cumsum(np.array([client.block_s for client in clients], dtype=np.float64), axis=1)
-        transfer_s = np.array(instance.up_bytes) / up + np.array(instance.down_bytes) / down + rtt
-        transfer_s[:, -1] = 0.0
+        transfer_s = transfer_times(np.array(instance.up_bytes), np.array(instance.down_bytes), up, down, rtt)
         server_s = server_times(np.array(instance.server_block_s, dtype=np.float64), instance.server_call_s)
 
     cut = np.arange(1, blocks + 1)
-    allowed = (cut >= floor[:, None]) & (cut <= np.minimum(ceiling, boundary)[:, None])
+    allowed = allowed_cuts(floor, np.minimum(ceiling, boundary), blocks)
     kept, new = (batches == 0) & (current > 0), (batches == 0) & (current == 0)
     allowed[kept] = cut == current[kept, None]
     allowed[new] &= cut == floor[new, None]
@@ -169,6 +168,28 @@ def costs_of(instance: Instance, *, move_s: Floats | None = None, move_bytes: Fl
         move_s=move_s,
         move_bytes=move_bytes,
     )
+
+
+def transfer_times(up_bytes: Floats, down_bytes: Floats, up_Bps: Floats, down_Bps: Floats, rtt_s: Floats) -> Floats:
+    """τ_i(n) = A[n]/β↑_i + G[n]/β↓_i + rtt_i for n < L, and 0 at n = L; seconds a batch, (N, L).
+
+    Parameters
+    ----------
+    up_bytes, down_bytes
+        A and G, (L,).
+    up_Bps, down_Bps, rtt_s
+        Of each client, (N, 1).
+    """
+    seconds: Floats = up_bytes / up_Bps + down_bytes / down_Bps + rtt_s
+    seconds[:, -1] = 0.0
+    return seconds
+
+
+def allowed_cuts(floor: Ints, ceiling: Ints, blocks: int) -> NDArray[np.bool_]:
+    """Which of the cuts 1..L lie from floor to ceiling, (N,) each; bool (N, L)."""
+    cut = np.arange(1, blocks + 1)
+    allowed: NDArray[np.bool_] = (cut >= floor[:, None]) & (cut <= ceiling[:, None])
+    return allowed
 
 
 def server_times(block_s: Floats, call_s: float) -> Floats:

@@ -58,7 +58,7 @@ def build_plain(settings: ModelSettings, spec: DataSpec, seed: int, allow: froze
 
 
 def _build(settings: ModelSettings, spec: DataSpec, seed: int, allow: frozenset[str]) -> tuple[nn.Module, Chain]:
-    label = settings.target or settings.name
+    label = settings.label
     builder, split = _architecture(settings, allow)
     arguments = _arguments(builder, settings, spec, label)
     with _INITIALISING, torch.random.fork_rng(devices=[]):

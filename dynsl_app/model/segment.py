@@ -128,13 +128,21 @@ class Segment:
 
     def statistics(self) -> list[Tensor]:
         """Copies of all buffers (BatchNorm's running statistics), for :meth:`forget`."""
-        return [buffer.clone() for block in self.blocks for buffer in block.buffers()]
+        return [buffer.clone() for buffer in self.buffers()]
+
+    def buffers(self) -> list[Tensor]:
+        """All buffers, in order; not copied."""
+        return [buffer for block in self.blocks for buffer in block.buffers()]
+
+    def gradients(self) -> list[Tensor]:
+        """What the last backward left, in order; not copied."""
+        parameters = (parameter for part in self._parts for parameter in part.parameters)
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def forget(self, statistics: Sequence[Tensor]) -> None:
         """Undo a forward and backward that must not count: drop gradients, and put buffers back."""
         with torch.no_grad():
-            buffers = (buffer for block in self.blocks for buffer in block.buffers())
-            for buffer, before in zip(buffers, statistics, strict=True):
+            for buffer, before in zip(self.buffers(), statistics, strict=True):
                 buffer.copy_(before)
         for part in self._parts:
             if part.optimizer is not None:
@@ -268,6 +276,10 @@ def mean_loss(logits: Tensor, target: Tensor) -> Tensor:
 def count_correct(logits: Tensor, target: Tensor) -> int:
     """Correct predictions in a batch."""
     return int((logits.detach().argmax(dim=1) == target).sum())
+
+
+CALM_DOWN = "lower optimizer.lr, or clip gradients (optimizer.clip=value)"
+"""What to do about NaN and Inf, for messages to people."""
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -139,10 +139,6 @@ class Replay(Generic[Payload]):
         group = self._groups.popleft()
         return [self._waiting.pop(client) for client, _ in group if client not in self._gone]
 
-    def expects(self, client: int, batch: int) -> bool:
-        """Whether the recorded run still has this batch to come."""
-        return any((client, batch) in group for group in self._groups)
-
 
 class Scheduler(Generic[Payload]):
     """All lanes of one round: a lane runs one group at a time, lanes run side by side, first ready first served.

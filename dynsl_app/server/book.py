@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynsl_app.cost.model import Costs
+from dynsl_app.cost.model import Costs, allowed_cuts, transfer_times
 from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.estimate import Slowdown
 from dynsl_app.telemetry.link import LinkEstimate
@@ -136,25 +136,19 @@ class Book:
             Whether a change of cut moves state in mid-epoch.
         """
         blocks = len(self._profile_s)
-        count = len(batches)
-        compute, transfer = np.zeros((count, blocks)), np.zeros((count, blocks))
-        move_s, move_bytes = np.zeros((count, blocks)), np.zeros((count, blocks))
-        allowed = np.zeros((count, blocks), dtype=bool)
+        known = [self.client(client) for client in batches]
+        current = np.array([cuts[client] for client in batches], dtype=np.int64)
+        floor, ceiling = np.array([limits[client] for client in batches], dtype=np.int64).T
+        rates = [(one.link.up.value, one.link.down.value, one.link.rtt.value) for one in known]
+        up_Bps, down_Bps, rtt_s = np.array(rates).T[:, :, None]
         up, down = np.array(self._sizes.up, dtype=float), np.array(self._sizes.down, dtype=float)
-        state = np.concatenate([[0.0], np.cumsum(self._sizes.state)])
-        for row, client in enumerate(batches):
-            known = self.client(client)
-            link = known.link
-            compute[row] = np.cumsum(known.slowdown.block_s)
-            transfer[row, :-1] = (up / link.up.value + down / link.down.value + link.rtt.value)[:-1]
-            floor, ceiling = limits[client]
-            highest = min(ceiling, boundary)
-            allowed[row, floor - 1 : highest] = True
-            cut = cuts[client]
-            if moving and cut:
-                moved = state[1:] - state[cut]
-                move_bytes[row] = np.abs(moved)
-                move_s[row] = np.where(moved > 0, moved / link.down.value, -moved / link.up.value)
+        move_s = move_bytes = None
+        if moving:
+            state = np.concatenate([[0.0], np.cumsum(self._sizes.state)])
+            # Towards the client if positive; a client without a cut has nothing to move.
+            moved = np.where(current[:, None] > 0, state[1:] - state[current][:, None], 0.0)
+            move_bytes = np.abs(moved)
+            move_s = np.where(moved > 0, moved / down_Bps, -moved / up_Bps)
         server = np.array([self.service.at(None, cut, self._batch) for cut in range(1, blocks)] + [0.0])
         # What was measured need not fall from cut to cut; what a plan assumes must.
         server = np.maximum.accumulate(server[::-1])[::-1]
@@ -163,14 +157,14 @@ class Book:
         return Costs(
             names=tuple(str(client) for client in batches),
             batches=rest,
-            compute_s=compute,
-            transfer_s=transfer,
+            compute_s=np.cumsum([one.slowdown.block_s for one in known], axis=1),
+            transfer_s=transfer_times(up, down, up_Bps, down_Bps, rtt_s),
             server_s=server,
-            allowed=allowed,
-            current=np.array([cuts[client] for client in batches], dtype=np.int64),
+            allowed=allowed_cuts(floor, np.minimum(ceiling, boundary), blocks),
+            current=current,
             workers=workers,
             shared_s=shared_s,
             shared_floor_s=shared_s * float(rest.sum()),
-            move_s=move_s if moving else None,
-            move_bytes=move_bytes if moving else None,
+            move_s=move_s,
+            move_bytes=move_bytes,
         )

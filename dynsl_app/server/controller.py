@@ -26,14 +26,11 @@ from dynsl_app.server.heads import Heads, Refused, Result, Work
 from dynsl_app.server.session import Session, State
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
-from dynsl_app.telemetry.report import reported
+from dynsl_app.telemetry.report import reported, reported_profile
 from dynsl_app.wire.base import Frame, Kind, Link, Scalar, Transfer, tensor_bytes
 from dynsl_app.wire.security import same_token
 
 _log = logging.getLogger(__name__)
-
-_HELLO_S = 20.0
-"""How long an unknown peer may take to say who it is, seconds (choice)."""
 
 _FIRST_WORD_S = 10.0
 """After how long a silence the watchdog says what is awaited, seconds; then after twice that, and so on (choice)."""
@@ -89,8 +86,7 @@ class Controller:
         now = time.monotonic()
         self.sessions: dict[int, Session] = {}
         for client, cut in sorted(plan.cuts.items()):
-            head = plan.head_of(client)
-            self.sessions[client] = Session(client, tokens[client], cut, client if head is None else head, heard_at=now)
+            self.sessions[client] = Session(client, tokens[client], cut, plan.lane_of(client), heard_at=now)
         self._last_news = now
         self._next_word = _FIRST_WORD_S
         self._workers = [
@@ -110,9 +106,9 @@ class Controller:
         WireError
             The stream is refused; nobody else is affected.
         """
-        session = self._recognise(hello)
+        session, batches = self._recognise(hello)
         try:
-            self._admit(session, link, hello)
+            self._admit(session, link, hello, batches)
             while True:
                 frame = link.receive()
                 if not self._handle(session, link, frame):
@@ -125,8 +121,8 @@ class Controller:
             _log.exception("serving client %d failed", session.client)
             self.fail(session.client, f"the server failed on what it sent: {type(error).__name__}: {error}")
 
-    def _recognise(self, hello: Frame) -> Session:
-        """Whose link this is; raises WireError if it is refused."""
+    def _recognise(self, hello: Frame) -> tuple[Session, int]:
+        """Whose link this is, and the batches it announces; raises WireError if it is refused."""
         session = self.sessions.get(hello.client)
         if session is None or not same_token(str(hello.meta.get("token", "")), session.token):
             raise WireError(
@@ -139,16 +135,15 @@ class Controller:
         with self._news:
             if session.state is State.LOST:
                 raise WireError(f"client {session.client}: no longer part of round {self._round}: {session.reason}")
-        return session
+        return session, batches
 
-    def _admit(self, session: Session, link: Link, hello: Frame) -> None:
+    def _admit(self, session: Session, link: Link, hello: Frame, batches: int) -> None:
         """Make a link its client's own, in place of one that it may have had."""
-        batches = int(hello.meta["batches"] or 0)
         with session.admission:
             first = session.state is State.AWAITED
             if first:
                 self._open_heads(session.client)
-                self._director.opened(session.client, batches, _profile(hello))
+                self._director.opened(session.client, batches, reported_profile(hello))
             # Before the link is the session's, so that no worker's reply overtakes the WELCOME.
             link.trust()
             link.send(Frame(Kind.WELCOME, session.client, self._round, meta={"next": session.next}))
@@ -203,8 +198,7 @@ class Controller:
     def _activation(self, session: Session, link: Link, frame: Frame) -> None:
         if not self._is_new(session, link, frame):
             return
-        move = self._new_cut(session, frame, local=False)
-        cut = session.cut if move is None else move
+        move, cut = self._placement(session, frame, local=False)
         most = self._settings.data.batch + 1
         activation, target = batch_tensors(frame, cut, self._cut_shapes[cut - 1], most, self._classes)
         assert session.rate is not None
@@ -219,7 +213,7 @@ class Controller:
             session.next += 1
             before_it, session.arrived = session.arrived, frame.received
             request = Request(session.client, frame.batch, session.lane, held, self._touch(), work)
-            before = self._take_cut(session, move)
+            before = session.take_cut(move)
             self._scheduler.add(request)
             self._news.notify_all()
         if move is not None:
@@ -229,19 +223,19 @@ class Controller:
     def _progress(self, session: Session, link: Link, frame: Frame) -> None:
         if not self._is_new(session, link, frame):
             return
-        move = self._new_cut(session, frame, local=True)
+        move, _ = self._placement(session, frame, local=True)
         samples, loss, correct = progress_numbers(frame, self._settings.data.batch + 1)
         if move is not None:
             self._heads.move(session.client, move, {})
         self._listen(session, frame, None)
-        meta = self._command(session, frame.batch, ahead=1)
+        meta = _commanding(session, self._command(session, frame.batch, ahead=1))
         reply = Frame(Kind.ACK, session.client, self._round, frame.batch, meta=meta)
         with self._news:
             session.heard_at = self._touch()
             session.next += 1
             session.keep(reply)
             session.count(samples, loss, correct)
-            before = self._take_cut(session, move)
+            before = session.take_cut(move)
         link.send(reply)
         if move is not None:
             self._moved(session, before, frame.batch, 0)
@@ -260,51 +254,35 @@ class Controller:
         told = reported(frame)
         if told is None or frame.batch == 0:
             return
-        batch = frame.batch - 1
         if told.wait_s is None or told.down is None or up is None:
-            measured = Measured(batch, told.block_s)
+            measured = Measured(told.block_s)
         else:
-            measured = Measured(batch, told.block_s, up, told.down, told.wait_s - session.held_s)
+            measured = Measured(told.block_s, up, told.down, told.wait_s - session.held_s)
         self._director.measured(session.client, measured)
 
     # -- moves: a command rides on a reply, the first frame of the next generation acknowledges it -----------------
 
-    def _command(self, session: Session, batch: int, *, ahead: int = 0) -> dict[str, Scalar]:
-        """What the reply to a batch says about a new cut; empty if the client stays.
+    def _command(self, session: Session, batch: int, *, ahead: int = 0) -> int | None:
+        """The new cut that the reply to a batch commands; None if the client stays.
 
         ``ahead``: batches that the client has begun before it reads the reply.
         """
         self._director.done(session.client)
         if session.moving_to is not None or batch + 1 + ahead >= session.batches:
-            return {}
+            return None
         cut = self._director.command(session.client, session.cut)
-        if cut is None or cut == session.cut:
-            return {}
+        if cut == session.cut:
+            return None
         session.moving_to = cut
-        return {"cut": cut, "generation": session.generation + 1}
+        return cut
 
-    def _new_cut(self, session: Session, frame: Frame, *, local: bool) -> int | None:
-        """The cut that begins with this frame, if one does."""
-        if frame.generation == session.generation:
-            move, cut = None, session.cut
-        elif frame.generation == session.generation + 1 and session.moving_to is not None:
-            move = cut = session.moving_to
-        else:
-            raise WireError(
-                f"client {session.client}, batch {frame.batch}: placement {frame.generation} where "
-                f"{session.generation} holds; a client takes a new cut only when it is told to"
-            )
+    def _placement(self, session: Session, frame: Frame, *, local: bool) -> tuple[int | None, int]:
+        """The cut that begins with this frame, if one does, and the one that holds for it."""
+        move = session.new_cut(frame)
+        cut = session.cut if move is None else move
         if local != (cut == self._plan.blocks):
             raise WireError(f"{frame.kind.name} is not expected from client {session.client} at cut {cut}")
-        return move
-
-    def _take_cut(self, session: Session, move: int | None) -> int:
-        """Make a move complete in the books; the cut before it."""
-        before = session.cut
-        if move is not None:
-            session.cut, session.moving_to = move, None
-            session.generation += 1
-        return before
+        return move, cut
 
     def _moved(self, session: Session, before: int, batch: int, up: int) -> None:
         self._director.moved(session.client, session.cut)
@@ -406,7 +384,7 @@ class Controller:
         works = [request.payload for request in group]
         results = self._heads.backward(works)
         trained: list[tuple[Work, Result]] = []
-        commands: dict[int, dict[str, Scalar]] = {}
+        commands: dict[int, int | None] = {}
         for work, result in zip(works, results, strict=True):
             if isinstance(result, Refused):
                 self.fail(work.key.client, result.reason)
@@ -417,7 +395,7 @@ class Controller:
             # The gradients are on their way while the server still updates: the client goes on at once, and its
             # next batch finds the lane busy until the update is done. Blocks that go to a client go after it.
             stepping = [work for work, _ in trained]
-            pulled = any(self._is_pull(client, command) for client, command in commands.items())
+            pulled = any(self._is_pull(client, cut) for client, cut in commands.items())
             if pulled:
                 self._heads.step(stepping)
             for work, result in trained:
@@ -440,23 +418,22 @@ class Controller:
                 service_s=ended - started,
             )
 
-    def _is_pull(self, client: int, command: Mapping[str, Scalar]) -> bool:
-        """Whether a command brings blocks to the client."""
-        cut = command.get("cut")
-        return isinstance(cut, int) and cut > self.sessions[client].cut
+    def _is_pull(self, client: int, cut: int | None) -> bool:
+        """Whether a commanded cut brings blocks to the client."""
+        return cut is not None and cut > self.sessions[client].cut
 
-    def _reply(self, work: Work, result: Result, command: Mapping[str, Scalar]) -> None:
+    def _reply(self, work: Work, result: Result, cut: int | None) -> None:
         session = self.sessions[work.key.client]
         tensors = {"gradient": result.gradient}
-        if self._is_pull(session.client, command):
-            tensors.update(self._heads.export(session.client, int(command["cut"] or 0)))
+        if cut is not None and self._is_pull(session.client, cut):
+            tensors.update(self._heads.export(session.client, cut))
         reply = Frame(
             Kind.GRADIENT,
             session.client,
             self._round,
             work.key.batch,
             generation=session.generation,
-            meta={"loss": result.loss, "correct": result.correct, **command},
+            meta={"loss": result.loss, "correct": result.correct, **_commanding(session, cut)},
             tensors=tensors,
         )
         with self._news:
@@ -552,29 +529,11 @@ class Controller:
         return self._last_news
 
 
+def _commanding(session: Session, cut: int | None) -> dict[str, Scalar]:
+    """What a reply says to command a cut; nothing for None."""
+    return {} if cut is None else {"cut": cut, "generation": session.generation + 1}
+
+
 def _close(link: Link) -> None:
     """Close a link and do not wait: its peer, which may be stuck, has to read what was sent before."""
     threading.Thread(target=link.close, name=f"close {link.peer}", daemon=True).start()
-
-
-def _profile(hello: Frame) -> tuple[float, ...] | None:
-    """Seconds by block that a client measured before its first batch, if it was asked to."""
-    profile = hello.tensors.get("profile")
-    return None if profile is None or profile.dim() != 1 else tuple(float(seconds) for seconds in profile)
-
-
-def read_hello(link: Link) -> Frame:
-    """The first frame of a stream.
-
-    Raises
-    ------
-    WireError
-        It is not a HELLO, or none came in time.
-    """
-    try:
-        frame = link.receive(timeout=_HELLO_S)
-    except TimeoutError:
-        raise WireError(f"a stream from {link.peer} said nothing for {_HELLO_S:g} s") from None
-    if frame.kind is not Kind.HELLO:
-        raise WireError(f"a stream from {link.peer} began with {frame.kind.name}; HELLO with a token comes first")
-    return frame

@@ -13,8 +13,6 @@ class Measured:
 
     Attributes
     ----------
-    batch
-        The batch measured, from 0.
     block_s
         Seconds of forward, backward and step by block that the client holds; empty: not measured.
     up, down
@@ -24,7 +22,6 @@ class Measured:
         From the client's sending to its having the reply, minus what the server held it.
     """
 
-    batch: int
     block_s: Mapping[int, float]
     up: Transfer | None = None
     down: Transfer | None = None

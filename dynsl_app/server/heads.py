@@ -13,11 +13,9 @@ from torch import Tensor
 
 from dynsl_app.errors import ModelError
 from dynsl_app.model.chain import Block, Chain
-from dynsl_app.model.segment import Entry, Members, Segment, all_finite, count_correct, mean_loss
+from dynsl_app.model.segment import CALM_DOWN, Entry, Members, Segment, all_finite, count_correct, mean_loss
 from dynsl_app.plan import BatchKey, Plan
 from dynsl_app.settings import Settings
-
-_ADVICE = "lower optimizer.lr, or clip gradients (optimizer.clip=value)"
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,6 @@ class _NotFinite(Exception):
     def __init__(self, members: list[int], what: str) -> None:
         super().__init__(what)
         self.members, self.what = members, what
-
-
-def _gradients(segment: Segment) -> list[Tensor]:
-    parameters = (parameter for block in segment.blocks for parameter in block.parameters())
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _buffers(segment: Segment) -> list[Tensor]:
-    return [buffer for block in segment.blocks for buffer in block.buffers()]
 
 
 def _require(tensors: Sequence[Tensor], what: str) -> None:
@@ -159,7 +148,7 @@ class Heads:
         refused: dict[int, Refused] = {}
         for position, work in enumerate(works):
             if not all_finite(work.activation):
-                refused[position] = Refused(f"batch {work.key.batch}: its activation has NaN or Inf; {_ADVICE}")
+                refused[position] = Refused(f"batch {work.key.batch}: its activation has NaN or Inf; {CALM_DOWN}")
             else:
                 try:
                     self.move(work.key.client, work.cut, work.state)
@@ -173,7 +162,7 @@ class Heads:
             except _NotFinite as error:
                 undo()
                 for i in self._culprits(members, error.members):
-                    reason = f"batch {members[i].key.batch}: its {error.what} has NaN or Inf; {_ADVICE}"
+                    reason = f"batch {members[i].key.batch}: its {error.what} has NaN or Inf; {CALM_DOWN}"
                     refused[kept[i]] = Refused(reason)
             except Exception as error:  # whatever a model raises harms only the members of this group
                 undo()
@@ -187,19 +176,17 @@ class Heads:
         """Update what the group trained: each member's private blocks, and the shared head once."""
         # A joint step has one rate; members of one group are at the same place of their schedules, or nearly so.
         rates = [work.rate for work in works] + [works[0].rate]
-        for segment, rate in zip(self._segments(works), rates, strict=False):
+        for segment, rate in zip(self._segments([work.key.client for work in works]), rates, strict=False):
             segment.step(rate)
 
     def finite(self, client: int) -> bool:
         """Whether what the server trained for a client, its shared head included, has neither NaN nor Inf."""
-        head = self._plan.head_of(client)
-        trained = [self._private[client]] if head is None else [self._private[client], self._shared[head]]
-        return all(all_finite(value) for segment in trained for value in segment.weights().values())
+        return all(all_finite(value) for segment in self._segments([client]) for value in segment.weights().values())
 
     def _undo(self, works: Sequence[Work]) -> Callable[[], None]:
         """What undoes the forward and backward that come next."""
         # With separate heads a refused client is alone: there is nobody for whom to undo anything.
-        segments = self._segments(works) if self._shared else []
+        segments = self._segments([work.key.client for work in works]) if self._shared else []
         before = [segment.statistics() for segment in segments]
 
         def undo() -> None:
@@ -262,7 +249,7 @@ class Heads:
             losses = [mean_loss(part, target) for part, target in zip(parts, targets, strict=True)]
         _require(losses, "loss")
         head.backward(mean_loss(logits, torch.cat(list(targets))))
-        for what, tensors in (("gradient", _gradients(head)), ("running statistics", _buffers(head))):
+        for what, tensors in (("gradient", head.gradients()), ("running statistics", head.buffers())):
             if not all(map(all_finite, tensors)):
                 raise _NotFinite(list(range(len(tops))), f"{what} in the shared head")
         assert joint.gradient is not None
@@ -271,10 +258,10 @@ class Heads:
             self._private[key.client].backward(top, share * (total / size) if size != total else share)
         return parts, losses
 
-    def _segments(self, works: Sequence[Work]) -> list[Segment]:
+    def _segments(self, clients: Sequence[int]) -> list[Segment]:
         """What a group runs through: each member's private blocks, then their shared head if there is one."""
-        own = [self._private[work.key.client] for work in works]
-        head = self._plan.head_of(works[0].key.client)
+        own = [self._private[client] for client in clients]
+        head = self._plan.head_of(clients[0])
         return own if head is None else [*own, self._shared[head]]
 
     def _copy(self, low: int, high: int, *, per_member: bool = False) -> Segment:

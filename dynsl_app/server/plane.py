@@ -4,9 +4,12 @@ import threading
 from contextlib import suppress
 
 from dynsl_app.errors import LinkClosed, WireError
-from dynsl_app.server.controller import Controller, read_hello
+from dynsl_app.server.controller import Controller
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.wire.base import Endpoint, Frame, Kind, Link, Transport
+
+_HELLO_S = 20.0
+"""How long an unknown peer may take to say who it is, seconds (choice)."""
 
 
 class DataPlane:
@@ -40,7 +43,7 @@ class DataPlane:
 
     def _accept(self, link: Link) -> None:
         try:
-            hello = read_hello(link)
+            hello = _hello(link)
             with self._lock:
                 controller, round_ = self._controller, self._round
             if controller is None or hello.round != round_:
@@ -54,3 +57,14 @@ class DataPlane:
             self._events.emit("warning", message=f"refused a stream from {link.peer}: {error}")
             with suppress(LinkClosed):  # it may not have waited for the reason
                 link.send(Frame(Kind.ERROR, 0, 0, meta={"message": str(error)}))
+
+
+def _hello(link: Link) -> Frame:
+    """The first frame of a stream; raises WireError if it is no HELLO, or none comes in time."""
+    try:
+        frame = link.receive(timeout=_HELLO_S)
+    except TimeoutError:
+        raise WireError(f"a stream from {link.peer} said nothing for {_HELLO_S:g} s") from None
+    if frame.kind is not Kind.HELLO:
+        raise WireError(f"a stream from {link.peer} began with {frame.kind.name}; HELLO with a token comes first")
+    return frame

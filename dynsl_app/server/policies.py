@@ -21,7 +21,7 @@ def policy_maker(settings: Settings, plan: Plan, round_: int) -> Callable[[int],
         A recorded run cannot be read, or has not this round.
     """
     server = settings.server
-    lane_of = {client: client if plan.heads == 0 else client % plan.heads for client in plan.cuts}
+    lane_of = {client: plan.lane_of(client) for client in plan.cuts}
     match server.policy:
         case "sequential":
             return lambda lane: Continuous(1, server.max_merge_bytes)

@@ -14,6 +14,7 @@ from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
 from dynsl_app.model.probe import probe
+from dynsl_app.model.segment import CALM_DOWN
 from dynsl_app.orders import EvaluateOrder, EvaluateReply, Failure, TrainOrder, TrainReply
 from dynsl_app.plan import Plan
 from dynsl_app.seeds import derive_seed
@@ -180,8 +181,7 @@ class _Trainer:
         controller, replies = self._train(round_, plan, heads)
         for client in replies:
             if controller.sessions[client].state is State.DONE and not heads.finite(client):
-                reason = "its blocks on the server have NaN or Inf after its last batch; lower optimizer.lr, or clip "
-                controller.fail(client, f"{reason}gradients (optimizer.clip=value)")
+                controller.fail(client, f"its blocks on the server have NaN or Inf after its last batch; {CALM_DOWN}")
         finished = sorted(client for client in replies if controller.sessions[client].state is State.DONE)
         lost = sorted(set(clients) - set(finished))
         samples = {client: controller.sessions[client].samples for client in finished}

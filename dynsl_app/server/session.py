@@ -4,6 +4,7 @@ import enum
 import threading
 from dataclasses import dataclass, field
 
+from dynsl_app.errors import WireError
 from dynsl_app.model.optim import Rate
 from dynsl_app.wire.base import Frame, Link, Transfer
 
@@ -90,6 +91,31 @@ class Session:
         before = self.replies.get(reply.batch - 1)
         self.replies = {} if before is None or before.tensors else {before.batch: before}
         self.replies[reply.batch] = reply
+
+    def new_cut(self, frame: Frame) -> int | None:
+        """The cut that begins with a frame, if one does.
+
+        Raises
+        ------
+        WireError
+            The frame is of a placement that the client was not told to take.
+        """
+        if frame.generation == self.generation:
+            return None
+        if frame.generation == self.generation + 1 and self.moving_to is not None:
+            return self.moving_to
+        raise WireError(
+            f"client {self.client}, batch {frame.batch}: placement {frame.generation} where {self.generation} holds; a "
+            f"client takes a new cut only when it is told to"
+        )
+
+    def take_cut(self, move: int | None) -> int:
+        """Make a move complete, if there is one; the cut before it."""
+        before = self.cut
+        if move is not None:
+            self.cut, self.moving_to = move, None
+            self.generation += 1
+        return before
 
     def count(self, samples: int, loss: float, correct: int) -> None:
         """Add one batch: its size, mean loss and correct predictions."""

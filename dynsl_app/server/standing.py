@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dynsl_app.model.chain import Chain
 from dynsl_app.model.evaluate import Score
-from dynsl_app.model.segment import all_finite
+from dynsl_app.model.segment import CALM_DOWN, all_finite
 from dynsl_app.model.state import block_weights
 from dynsl_app.orders import TrainReply
 from dynsl_app.plan import Plan
@@ -74,7 +74,7 @@ class Standing:
                 form = f"{value.dtype}{list(value.shape)}"
                 return f"its reply does not hold {name} as {form}; it must build the same model as the server"
             if not all_finite(sent):
-                return f"its {name} has NaN or Inf; lower optimizer.lr, or clip gradients (optimizer.clip=value)"
+                return f"its {name} has NaN or Inf; {CALM_DOWN}"
         return None
 
     def aggregate(
@@ -109,7 +109,7 @@ class Standing:
         if plan.heads:
             per_head = [0] * plan.heads
             for client, count in samples.items():
-                per_head[client % plan.heads] += count
+                per_head[plan.lane_of(client)] += count
             used = [(count, heads.shared(k).weights()) for k, count in enumerate(per_head) if count]
             merged.update(average(used))
             if settings.optimizer.persist == "run":

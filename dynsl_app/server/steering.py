@@ -28,7 +28,7 @@ from dynsl_app.telemetry.profiling import measure
 class _Course:
     """One client in its epoch. ``target``: the cut it has been told to take and has not yet."""
 
-    left: int
+    batches: int
     cut: int
     done: int = 0
     since_move: int = 0
@@ -74,7 +74,7 @@ class Steering:
         """Batches that each client had in its last round."""
         self._plan: Plan | None = None
         self._round = self._total = self._service_jumps = 0
-        self._joined = self._due = False
+        self._joined = self._jumped = self._due = False
         self._planner: threading.Thread | None = None
 
     def initial(self, plan: Plan) -> Plan:
@@ -104,7 +104,7 @@ class Steering:
         with self._news:
             self._round, self._plan, self._total = round_, plan, 0
             self._courses = {}
-            self._joined = self._due = False
+            self._joined = self._jumped = self._due = False
         if self._mid_epoch:
             self._planner = threading.Thread(target=self._plan_loop, name="planner", daemon=True)
             self._planner.start()
@@ -140,7 +140,9 @@ class Steering:
         with self._news:
             before = self._book.client(client).complaints
             self._book.measured(client, measured, self._seen.get(client, 0))
-            after = self._book.client(client).complaints
+            known, course = self._book.client(client), self._courses.get(client)
+            after = known.complaints
+            self._jumped |= course is not None and known.jumps != course.jumps
         for complaint in after:
             if complaint not in before:
                 self._events.emit("warning", message=complaint)
@@ -150,6 +152,7 @@ class Steering:
         if head is None:
             with self._news:
                 self._book.service.add(None, cut, samples, service_s, wait_s)
+                self._jumped |= self._book.service.jumps != self._service_jumps
 
     def done(self, client: int) -> None:
         """See :meth:`Director.done`."""
@@ -157,11 +160,11 @@ class Steering:
             course = self._courses.get(client)
             if course is None:
                 return
-            course.left, course.done = course.left - 1, course.done + 1
+            course.done += 1
             course.since_move += 1
             self._seen[client] = self._seen.get(client, 0) + 1
             self._total += 1
-            if self._mid_epoch and self._allocator.due(self._total, jumped=self._jumped(), joined=self._joined):
+            if self._mid_epoch and self._allocator.due(self._total, jumped=self._jumped, joined=self._joined):
                 self._due = True
                 self._news.notify_all()
 
@@ -190,11 +193,6 @@ class Steering:
             if self._courses.pop(client, None) is not None:
                 self._joined = True
 
-    def _jumped(self) -> bool:
-        return self._book.service.jumps != self._service_jumps or any(
-            self._book.client(client).jumps != course.jumps for client, course in self._courses.items()
-        )
-
     def _plan_loop(self) -> None:
         while True:
             with self._news:
@@ -220,7 +218,7 @@ class Steering:
     def _situation(self, clients: Sequence[int], plan: Plan) -> Situation:
         courses = [self._courses[client] for client in clients]
         cuts = {client: course.target or course.cut for client, course in zip(clients, courses, strict=True)}
-        batches = {client: course.left for client, course in zip(clients, courses, strict=True)}
+        batches = {client: course.batches - course.done for client, course in zip(clients, courses, strict=True)}
         costs = self._book.costs(batches, cuts, plan.boundary, self._workers, self._limits, moving=True)
         service = self._book.service.jumps != self._service_jumps
         jumps = [self._book.client(client).jumps for client in clients]
@@ -234,7 +232,8 @@ class Steering:
         )
         for course, count in zip(courses, jumps, strict=True):
             course.jumps = count
-        self._service_jumps, self._joined = self._book.service.jumps, False
+        self._service_jumps = self._book.service.jumps
+        self._joined = self._jumped = False
         return situation
 
     def _apply(self, moves: Mapping[int, int]) -> None:
@@ -258,7 +257,7 @@ def make_steering(
 ) -> Steering:
     """Steering for a run; measures the server's own block times first."""
     batch = settings.data.batch
-    model = settings.model.target or settings.model.name
+    model = settings.model.label
     profile = measure(chain, spec, batch, settings.optimizer, model=model, device=settings.server.device)
     activations = [shape.bytes_per_sample * batch for shape in cut_shapes[:-1]]
     sizes = Sizes(

@@ -1,7 +1,7 @@
-"""What a client tells of its last batch inside its next frame: the one place that knows the names."""
+"""What a client tells inside its frames, of its blocks and of its last batch: the one place that knows the names."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynsl_app.wire.base import Frame, Scalar, Transfer
 
-_BLOCK_S = "telemetry/block_s"
+_PROFILE, _BLOCK_S = "profile", "telemetry/block_s"
 _WAIT, _DOWN_S, _DOWN_BYTES, _DOWN_CHUNKS = "wait_s", "down_s", "down_bytes", "down_chunks"
 
 
@@ -65,3 +65,14 @@ def reported(frame: Frame) -> Reported | None:
     if not (isinstance(size, int) and isinstance(chunks, int)):
         return Reported(block_s, None, None)
     return Reported(block_s, wait_s, Transfer(0.0, seconds, size, chunks))
+
+
+def profile_report(profile_s: Sequence[float]) -> Mapping[str, Tensor]:
+    """Tensors to add to HELLO: seconds by block 1..L as measured before the first batch; none if not measured."""
+    return {_PROFILE: torch.tensor(profile_s, dtype=torch.float64)} if profile_s else {}
+
+
+def reported_profile(hello: Frame) -> tuple[float, ...] | None:
+    """Seconds by block as :func:`profile_report` told them; None if it did not. Nonsense is passed on."""
+    profile = hello.tensors.get(_PROFILE)
+    return None if profile is None or profile.dim() != 1 else tuple(float(seconds) for seconds in profile)

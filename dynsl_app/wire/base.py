@@ -18,17 +18,19 @@ class Kind(enum.IntEnum):
     """Kinds of frame. Client to server unless said otherwise; the numbers are part of the published layout."""
 
     HELLO = 1
-    """Opens a stream: meta ``token``, ``batches`` (R_i), ``samples`` (S_i), ``next`` (first batch to do)."""
+    """Opens a stream: meta ``token``, ``batches`` (R_i), ``samples`` (S_i); tensor ``profile`` if it was asked for."""
     WELCOME = 2
     """Server: the stream is accepted; meta ``next`` is the batch that the server expects."""
     ACTIVATION = 3
-    """Tensors ``activation`` and ``target`` of one batch."""
+    """Tensors ``activation`` and ``target`` of one batch; what was measured of the batch before
+    (:mod:`dynsl_app.telemetry.report`); with the first batch of a lower cut, the state of the blocks given up."""
     GRADIENT = 4
-    """Server: tensor ``gradient`` at the cut; meta ``loss``, ``correct``."""
+    """Server: tensor ``gradient`` at the cut; meta ``loss``, ``correct``; to command a move, ``cut`` and its
+    ``generation``, with the state of the blocks that a higher cut brings."""
     PROGRESS = 5
-    """A fully local client finished a batch: meta ``loss``, ``correct``, ``samples``."""
+    """A fully local client finished a batch: meta ``loss``, ``correct``, ``samples``; and what was measured."""
     ACK = 6
-    """Server: answers PROGRESS and END."""
+    """Server: answers PROGRESS and END; may command a move like GRADIENT."""
     END = 7
     """The client has done all its batches of the round."""
     ERROR = 8

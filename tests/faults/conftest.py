@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dynsl_app.client import epoch
 from dynsl_app.client.epoch import train
@@ -335,12 +334,3 @@ def proxy() -> Iterator[tuple[Proxy, list[str]]]:
 def imported() -> None:
     """Optimizers import this at their first step, for seconds; the deadlines of these tests are shorter."""
     importlib.import_module("torch._dynamo")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Bits agree for the same number of torch threads only."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

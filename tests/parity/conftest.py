@@ -1,9 +1,8 @@
 """Whole runs in one process, by overrides: what the parity tests compare."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from dynsl_app.compose import compose
 from dynsl_app.inprocess import InProcessControl
@@ -30,12 +29,3 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         return done[overrides]
 
     return run_once
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Bits agree for the same number of torch threads only."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

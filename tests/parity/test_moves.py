@@ -4,10 +4,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from parity_cases import MODELS, OPTIMIZERS, UNEQUAL, assert_same
 
 from dynsl_app.client import epoch
 from dynsl_app.errors import LinkClosed
@@ -20,28 +19,7 @@ from dynsl_app.wire.transport import make_transport
 
 Train = Callable[..., RunFolder]
 
-COMMON = [
-    "clients=3",
-    "data=synthetic",
-    "data.shape=[1,8,8]",
-    "data.samples=40",
-    "data.limit=36",
-    "data.partition=quantity",
-    "data.batch=3",
-    "seed=2",
-]
-OPTIMIZERS = {
-    "sgd": ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"],
-    "adam": ["optimizer=adam"],
-}
-MODELS = {
-    "cnn": ["model.dropout=0.25"],
-    "mlp": ["model.dropout=0.25"],
-    "resnet18": [],
-    "mobilenet_v2": ["model.dropout=0.2"],
-    "vgg11": ["model.dropout=0.5", "data.resize=32"],
-    "vit_tiny": ["model.dropout=0.1"],
-}
+COMMON = [*UNEQUAL, "data.limit=36"]
 BLOCKS = {"cnn": 5, "mlp": 4, "resnet18": 10, "mobilenet_v2": 20, "vgg11": 9, "vit_tiny": 8}
 
 
@@ -77,12 +55,6 @@ def wander(train: Train, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFo
         return folder
 
     return run
-
-
-def assert_same(one: RunFolder, other: RunFolder) -> None:
-    left, right = load_file(one.model), load_file(other.model)
-    assert left.keys() == right.keys()
-    assert not [name for name in left if not torch.equal(left[name], right[name])]
 
 
 @pytest.mark.parametrize("wire", ["inprocess", "grpc"])

@@ -4,10 +4,11 @@ User cases 3, 4, 8: placement never changes the mathematics.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
+import parity_cases
 import pytest
 import torch
+from parity_cases import MODELS, UNEQUAL, assert_same
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,33 +20,8 @@ from dynsl_app.telemetry.sinks.jsonl import read_events
 
 Train = Callable[..., RunFolder]
 
-MODELS = {
-    "cnn": ["model.dropout=0.25"],
-    "mlp": ["model.dropout=0.25"],
-    "resnet18": [],
-    "mobilenet_v2": ["model.dropout=0.2"],
-    "vgg11": ["model.dropout=0.5", "data.resize=32"],
-    "vit_tiny": ["model.dropout=0.1"],
-}
-
-COMMON = [
-    # three clients with unequal data, a tail of one sample to merge, two rounds
-    "clients=3",
-    "rounds=2",
-    "data=synthetic",
-    "data.shape=[1,8,8]",
-    "data.samples=40",
-    "data.limit=24",
-    "seed=2",
-    "data.partition=quantity",
-    "data.batch=3",
-    "evaluation.batch=64",
-]
-
-OPTIMIZERS = {
-    "sgd": ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9", "optimizer.weight_decay=1e-4"],
-    "adam": ["optimizer=adam"],
-}
+COMMON = [*UNEQUAL, "rounds=2", "data.limit=24", "evaluation.batch=64"]
+OPTIMIZERS = {**parity_cases.OPTIMIZERS, "sgd": [*parity_cases.OPTIMIZERS["sgd"], "optimizer.weight_decay=1e-4"]}
 
 
 def cases() -> list[object]:
@@ -77,14 +53,6 @@ def overrides(model: str, optimizer: str, *more: str) -> list[str]:
 
 def weights(folder: RunFolder) -> dict[str, Tensor]:
     return load_file(folder.model)
-
-
-def assert_same(one: RunFolder, other: RunFolder) -> None:
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    different = [name for name in left if not torch.equal(left[name], right[name])]
-    assert not different
-    assert Path(one.model).read_bytes() == Path(other.model).read_bytes()
 
 
 @pytest.mark.parametrize(("model", "cut", "optimizer", "wire"), cases())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from parity_cases import OPTIMIZERS, UNEQUAL
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -26,22 +27,7 @@ from dynsl_app.telemetry.sinks.jsonl import read_events
 
 Train = Callable[..., RunFolder]
 
-COMMON = [
-    "clients=3",
-    "rounds=2",
-    "data=synthetic",
-    "data.shape=[1,8,8]",
-    "data.samples=40",
-    "data.limit=24",
-    "seed=2",
-    "data.partition=quantity",
-    "data.batch=3",
-    "wire=inprocess",
-]
-OPTIMIZERS = {
-    "sgd": ["optimizer=sgd", "optimizer.lr=0.01", "optimizer.momentum=0.9"],
-    "adam": ["optimizer=adam"],
-}
+COMMON = [*UNEQUAL, "rounds=2", "data.limit=24", "wire=inprocess"]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dynsl_app.server import controller
+from dynsl_app.server import plane
 from dynsl_app.server.heads import Heads
 from dynsl_app.server.session import State
 from dynsl_app.wire.base import Frame, Kind
@@ -221,7 +221,7 @@ def test_strangers_are_refused_and_harm_nobody(rig, monkeypatch: pytest.MonkeyPa
         assert answer.kind is Kind.ERROR
         assert reason in str(answer.meta["message"])
     assert len(server.sink.named("warning")) == 7
-    monkeypatch.setattr(controller, "_HELLO_S", 0.1)
+    monkeypatch.setattr(plane, "_HELLO_S", 0.1)
     assert "said nothing for 0.1 s" in str(server.connect().receive(20).meta["message"])
     server.train(own, 0)
     assert not server.sink.named("client_lost")
