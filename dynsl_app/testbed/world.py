@@ -12,8 +12,7 @@ class RatePath(Protocol):
     """A link's throughput over virtual time: piecewise constant, defined from 0 on without end."""
 
     def segments(self, start_s: float) -> Iterator[tuple[float, float]]:
-        """From ``start_s`` on: pairs of the time until which a rate holds (the last may be infinite) and bytes per
-        second; 0 while the link is dead."""
+        """From ``start_s`` on: until when a rate holds (the last may be infinite), and bytes per second (0: dead)."""
         ...
 
 
