@@ -1,5 +1,6 @@
 """What an allocator sees and decides: costs and counts of batches, never sockets, tensors or clocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,11 +38,41 @@ class Situation:
     joined: bool
 
 
+@dataclass(frozen=True)
+class Report:
+    """What was measured of one client in its last round.
+
+    Attributes
+    ----------
+    cut
+        At the end of it.
+    batches
+        That it did.
+    compute_s
+        Seconds that it computed in all.
+    total_s
+        Seconds from its first batch's start to its last one's end.
+    """
+
+    cut: int
+    batches: int
+    compute_s: float
+    total_s: float
+
+
 class Allocator(Protocol):
     """Decides on cuts."""
 
-    def initial(self, costs: Costs) -> Ints:
-        """Cuts to begin an epoch with, int64 (N,)."""
+    def initial(self, costs: Costs, last: Sequence[Report | None]) -> Ints:
+        """Cuts to begin an epoch with, int64 (N,).
+
+        Parameters
+        ----------
+        costs
+            Of a whole epoch by today's estimates, one row a client.
+        last
+            Each client's last round; None if it had none.
+        """
         ...
 
     def due(self, batches_total: int, *, jumped: bool, joined: bool) -> bool:
@@ -51,3 +82,15 @@ class Allocator(Protocol):
     def revise(self, situation: Situation) -> dict[int, int]:
         """Moves to command now: row to new cut. Empty: all stay."""
         ...
+
+
+class BetweenRounds:
+    """What rules that decide once a round have in common: in mid-epoch they ask for nothing."""
+
+    def due(self, batches_total: int, *, jumped: bool, joined: bool) -> bool:
+        """Never."""
+        return False
+
+    def revise(self, situation: Situation) -> dict[int, int]:
+        """All stay."""
+        return {}

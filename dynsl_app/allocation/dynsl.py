@@ -15,12 +15,13 @@ What a client may not do now is barred before planning, so that the plan applied
 are possible, not a part of another.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dynsl_app.allocation.base import Situation
+from dynsl_app.allocation.base import Report, Situation
 from dynsl_app.allocation.refine import Refined, refine
 from dynsl_app.allocation.solver import solve
 from dynsl_app.allocation.thrift import thrifty
@@ -84,8 +85,8 @@ class DynslAllocator:
         self._asked_at = 0
         self._alert = False
 
-    def initial(self, costs: Costs) -> Ints:
-        """Cuts to begin an epoch with, int64 (N,)."""
+    def initial(self, costs: Costs, last: Sequence[Report | None]) -> Ints:
+        """Cuts to begin an epoch with, int64 (N,); the last round is in the costs already."""
         return _best(costs).cuts
 
     def due(self, batches_total: int, *, jumped: bool, joined: bool) -> bool:

@@ -59,6 +59,8 @@ class Costs:
         M_i(n), seconds a client needs to move from its current cut to n, (N, L); ``None``: 0, when planning an epoch.
     move_bytes
         Bytes of state that such a move carries, (N, L); ``None``: moves are not compared by bytes.
+    energy_J
+        E_i(n), joules that a batch costs the client, (N, L); ``None``: not known.
 
     Raises
     ------
@@ -78,6 +80,7 @@ class Costs:
     shared_floor_s: float = 0.0
     move_s: Floats | None = None
     move_bytes: Floats | None = None
+    energy_J: Floats | None = None
 
     def __post_init__(self) -> None:
         stuck = ~np.isfinite(self.c).any(axis=1)

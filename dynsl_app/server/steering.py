@@ -1,16 +1,17 @@
 """Moves layers while an epoch runs: what is measured goes into the book, an allocator plans from it, commands go out.
 
 Planning has a thread of its own, so that neither links nor heads wait for it; a command waits for its client's
-next reply.
+next reply. In virtual time there is nobody to keep waiting, and it happens where it falls due.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dynsl_app.allocation.base import Allocator, Situation
+from dynsl_app.allocation.base import Allocator, Report, Situation
 from dynsl_app.allocation.dynsl import DynslAllocator
 from dynsl_app.allocation.limits import cut_limits
 from dynsl_app.data.source import DataSpec
@@ -30,6 +31,9 @@ class _Course:
 
     batches: int
     cut: int
+    started_s: float
+    compute_s: float = 0.0
+    measured: int = 0
     done: int = 0
     since_move: int = 0
     target: int | None = None
@@ -52,6 +56,10 @@ class Steering:
         m.
     mid_epoch
         Whether layers may move while an epoch runs; else only between rounds.
+    clock
+        Seconds, from any origin: virtual in the testbed.
+    threaded
+        Whether planning has a thread of its own; else it happens within the calls.
     """
 
     def __init__(
@@ -63,15 +71,19 @@ class Steering:
         events: EventStream,
         *,
         mid_epoch: bool,
+        clock: Callable[[], float] = time.monotonic,
+        threaded: bool = True,
     ) -> None:
         self._allocator, self._book, self._limits, self._workers = allocator, book, limits, workers
-        self._events, self._mid_epoch = events, mid_epoch
+        self._events, self._mid_epoch, self._clock, self._threaded = events, mid_epoch, clock, threaded
         self._news = threading.Condition()
         self._courses: dict[int, _Course] = {}
         self._seen: dict[int, int] = {}
         """Batches of each client over the whole run: the estimators' time."""
         self._rounds_batches: dict[int, int] = {}
         """Batches that each client had in its last round."""
+        self._reports: dict[int, Report] = {}
+        """Each client's last round."""
         self._plan: Plan | None = None
         self._round = self._total = self._service_jumps = 0
         self._joined = self._jumped = self._due = False
@@ -81,18 +93,44 @@ class Steering:
         """The cuts to begin a round with: the plan's own, within the limits, until every client has been measured."""
         with self._news:
             if not all(client in self._rounds_batches for client in plan.cuts):
-                within = {
-                    client: min(max(cut, self._limits[client][0]), self._limits[client][1])
-                    for client, cut in plan.cuts.items()
-                }
+                within = {client: self._within(client, cut) for client, cut in plan.cuts.items()}
                 return Plan(plan.blocks, plan.boundary, within, plan.heads)
             batches = {client: self._rounds_batches[client] for client in sorted(plan.cuts)}
             costs = self._book.costs(
                 batches, dict.fromkeys(batches, 0), plan.boundary, self._workers, self._limits, moving=False
             )
-        cuts = self._allocator.initial(costs)
+            last = [self._reports.get(client) for client in batches]
+        cuts = self._allocator.initial(costs, last)
         chosen = {client: int(cut) for client, cut in zip(batches, cuts, strict=True)}
         return Plan(plan.blocks, plan.boundary, chosen, plan.heads)
+
+    def join(self, plan: Plan, clients: Sequence[int]) -> dict[int, int]:
+        """The cuts with which clients join a round under way: the plan's own until all of them have been measured.
+
+        Those who are there already keep theirs for now; that somebody has joined makes a new plan due.
+        """
+        with self._news:
+            if not all(client in self._rounds_batches for client in clients):
+                return {client: self._within(client, plan.cuts[client]) for client in clients}
+            rest = {client: course.batches - course.done for client, course in self._courses.items()}
+            rest |= {client: self._rounds_batches[client] for client in clients}
+            batches = {client: rest[client] for client in sorted(rest)}
+            cuts = {client: course.target or course.cut for client, course in self._courses.items()}
+            costs = self._book.costs(
+                batches,
+                {client: cuts.get(client, 0) for client in batches},
+                plan.boundary,
+                self._workers,
+                self._limits,
+                moving=self._mid_epoch,
+            )
+            last = [self._reports.get(client) for client in batches]
+        chosen = dict(zip(batches, self._allocator.initial(costs, last).tolist(), strict=True))
+        return {client: chosen[client] for client in clients}
+
+    def _within(self, client: int, cut: int) -> int:
+        floor, ceiling = self._limits[client]
+        return min(max(cut, floor), ceiling)
 
     def wants_profile(self, client: int) -> bool:
         """Whether the client shall measure all blocks before its first batch."""
@@ -105,7 +143,7 @@ class Steering:
             self._round, self._plan, self._total = round_, plan, 0
             self._courses = {}
             self._joined = self._jumped = self._due = False
-        if self._mid_epoch:
+        if self._mid_epoch and self._threaded:
             self._planner = threading.Thread(target=self._plan_loop, name="planner", daemon=True)
             self._planner.start()
 
@@ -129,7 +167,7 @@ class Steering:
                     complaint = str(error)
             assert self._plan is not None
             known = self._book.client(client)
-            self._courses[client] = _Course(batches, self._plan.cuts[client], jumps=known.jumps)
+            self._courses[client] = _Course(batches, self._plan.cuts[client], self._clock(), jumps=known.jumps)
             self._rounds_batches[client] = batches
             self._joined = True
         if complaint:
@@ -142,7 +180,11 @@ class Steering:
             self._book.measured(client, measured, self._seen.get(client, 0))
             known, course = self._book.client(client), self._courses.get(client)
             after = known.complaints
-            self._jumped |= course is not None and known.jumps != course.jumps
+            if course is not None:
+                self._jumped |= known.jumps != course.jumps
+                if measured.block_s:
+                    course.compute_s += sum(measured.block_s.values())
+                    course.measured += 1
         for complaint in after:
             if complaint not in before:
                 self._events.emit("warning", message=complaint)
@@ -167,6 +209,8 @@ class Steering:
             if self._mid_epoch and self._allocator.due(self._total, jumped=self._jumped, joined=self._joined):
                 self._due = True
                 self._news.notify_all()
+        if self._due and not self._threaded:
+            self._plan_now()
 
     def command(self, client: int, cut: int) -> int | None:
         """See :meth:`Director.command`."""
@@ -190,8 +234,13 @@ class Steering:
     def left(self, client: int) -> None:
         """See :meth:`Director.left`."""
         with self._news:
-            if self._courses.pop(client, None) is not None:
+            course = self._courses.pop(client, None)
+            if course is not None:
                 self._joined = True
+                # The last batch is never told of.
+                compute_s = course.compute_s * course.done / max(1, course.measured)
+                seconds = self._clock() - course.started_s
+                self._reports[client] = Report(course.cut, course.done, compute_s, seconds)
 
     def _plan_loop(self) -> None:
         while True:
@@ -199,12 +248,17 @@ class Steering:
                 self._news.wait_for(lambda: self._due or self._plan is None)
                 if self._plan is None:
                     return
-                self._due = False
-                plan = self._plan
-            try:
-                self._revise(plan)
-            except Exception as error:  # training goes on at the present cuts, whatever is wrong with planning
-                self._events.emit("warning", message=f"no plan this time: {type(error).__name__}: {error}")
+            self._plan_now()
+
+    def _plan_now(self) -> None:
+        with self._news:
+            self._due, plan = False, self._plan
+        if plan is None:
+            return
+        try:
+            self._revise(plan)
+        except Exception as error:  # training goes on at the present cuts, whatever is wrong with planning
+            self._events.emit("warning", message=f"no plan this time: {type(error).__name__}: {error}")
 
     def _revise(self, plan: Plan) -> None:
         with self._news:

@@ -210,7 +210,7 @@ def test_a_cut_below_the_floor_is_left_at_once() -> None:
 def test_a_dead_link_means_fully_local() -> None:
     dead = np.array([[np.inf, np.inf, 0.0]])
     assert allocator().revise(situation(alone(cut=1, transfer_s=dead))) == {0: 3}
-    assert allocator().initial(alone(cut=0, transfer_s=dead, move_s=0.0)).tolist() == [3]
+    assert allocator().initial(alone(cut=0, transfer_s=dead, move_s=0.0), [None]).tolist() == [3]
 
 
 def test_a_dead_link_of_a_client_that_is_moving_harms_nobody(fleet: Fleet) -> None:
@@ -272,7 +272,7 @@ def test_whatever_happens_moves_are_possible_ones(seed: int) -> None:
 
 def test_initial_cuts_are_the_refined_plan(fleet: Fleet) -> None:
     costs = costs_of(fleet(3, clients=8, blocks=8))
-    assert allocator().initial(costs).tolist() == refine(costs).cuts.tolist()
+    assert allocator().initial(costs, [None] * len(costs.names)).tolist() == refine(costs).cuts.tolist()
 
 
 def due(subject: DynslAllocator, totals: range, **news: bool) -> list[int]:
