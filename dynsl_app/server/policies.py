@@ -6,13 +6,12 @@ from pathlib import Path
 
 from dynsl_app.errors import SettingsError
 from dynsl_app.plan import Plan
-from dynsl_app.server.batching import Continuous, Lockstep, Policy, Replay
-from dynsl_app.server.heads import Work
+from dynsl_app.server.batching import Continuous, Lockstep, Payload, Policy, Replay
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.sinks.jsonl import read_events
 
 
-def policy_maker(settings: Settings, plan: Plan, round_: int) -> Callable[[int], Policy[Work]]:
+def policy_maker(settings: Settings, plan: Plan, round_: int) -> Callable[[int], Policy[Payload]]:
     """Makes the policy of a lane (a head, or a client with separate heads) of one round.
 
     Raises

@@ -51,23 +51,34 @@ class Joiner(Protocol):
         ...
 
 
+Done = tuple[int, float, int]
+"""Of a batch: samples, mean loss, correct predictions."""
+
+
 class Compute(Protocol):
-    """What is computed when: nothing in phantom runs, the real split training otherwise."""
+    """What is computed, and when: nothing in phantom runs, else :class:`~dynsl_app.testbed.compute.RealCompute`.
+
+    Where a reason is returned instead of numbers, the client is lost.
+    """
+
+    def open(self, client: int, cut: int) -> None:
+        """A client begins its round."""
+        ...
 
     def forward(self, client: int, batch: int) -> None:
         """A client's forward to its cut."""
         ...
 
-    def serve(self, clients: Sequence[int]) -> Sequence[tuple[int, float, int]]:
-        """The server's part of one group; samples, mean loss and correct predictions of each member."""
+    def serve(self, members: Sequence[tuple[int, int]]) -> Sequence[Done | str]:
+        """The server's part of a group of (client, batch)."""
         ...
 
     def backward(self, client: int, batch: int) -> None:
         """A client's backward and step, with the gradient that the server gave."""
         ...
 
-    def local(self, client: int, batch: int) -> tuple[int, float, int]:
-        """A batch of a fully local client; samples, mean loss and correct predictions."""
+    def local(self, client: int, batch: int) -> Done | str:
+        """A batch of a fully local client."""
         ...
 
     def move(self, client: int, cut: int) -> None:
@@ -289,6 +300,8 @@ class Simulation:
                 factor = course.compute * self._lognormal(self._noise_draws, self._world.compute_jitter)
                 profile_s = tuple(factor * seconds for seconds in course.truth.block_s)
             self._director.opened(course.client, course.batches - course.batch, profile_s)
+            if self._compute is not None:
+                self._compute.open(course.client, course.cut)
             if course.started_s is None:
                 course.started_s = self._clock.now
             self._events.emit(
@@ -346,7 +359,11 @@ class Simulation:
     def _local_done(self, course: Course) -> None:
         """A batch of a fully local client: its progress is told, an answer that has come is read."""
         if self._compute is not None:
-            self._count(course, *self._compute.local(course.client, course.batch))
+            result = self._compute.local(course.client, course.batch)
+            if isinstance(result, str):
+                self._lose(course, result)
+                return
+            self._count(course, *result)
         course.news, before = Measured(self._measured_s(course)), course.news
         cut = course.told if course.told_s <= self._clock.now else None
         self._progress(course, before)
@@ -461,9 +478,8 @@ class Simulation:
         self._workers_free += 1
         lane = members[0].lane
         self._scheduler.done(lane)
-        trained = [course for course in members if course.lost is None]
+        trained, fields = self._train([course for course in members if course.lost is None])
         if trained:
-            fields = self._trained(trained)
             cut = trained[0].cut
             for course in trained:
                 self._director.done(course.client)
@@ -476,16 +492,21 @@ class Simulation:
             self._events.emit("step", round=self._round, head=head, members=batches, **fields)
         self._dispatch()
 
-    def _trained(self, members: Sequence[Course]) -> dict[str, float | None]:
-        """Compute a group's heads, if anything is computed; the step's loss and correct predictions."""
-        if self._compute is None:
-            return {"loss": None, "correct": None}
-        results = self._compute.serve([course.client for course in members])
+    def _train(self, members: Sequence[Course]) -> tuple[Sequence[Course], dict[str, float | None]]:
+        """Compute a group, if anything is computed: who was trained; the step's loss and correct predictions."""
+        if self._compute is None or not members:
+            return members, {"loss": None, "correct": None}
+        trained: list[Course] = []
+        loss_sum, samples, correct = 0.0, 0, 0
+        results = self._compute.serve([(course.client, course.batch) for course in members])
         for course, result in zip(members, results, strict=True):
+            if isinstance(result, str):
+                self._lose(course, result)
+                continue
             self._count(course, *result)
-        samples = sum(size for size, _, _ in results)
-        loss = sum(size * loss for size, loss, _ in results) / samples
-        return {"loss": loss, "correct": sum(correct for _, _, correct in results)}
+            trained.append(course)
+            loss_sum, samples, correct = loss_sum + result[0] * result[1], samples + result[0], correct + result[2]
+        return trained, {"loss": loss_sum / samples if samples else None, "correct": correct}
 
     def _reply(self, course: Course) -> None:
         assert course.up is not None

@@ -1,0 +1,322 @@
+"""A run in virtual time, from settings to summary (ALGORITHMS §10)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dynsl_app.algorithms import ALGORITHMS, check, make_plan
+from dynsl_app.allocation.choose import make_allocator
+from dynsl_app.allocation.limits import cut_limits
+from dynsl_app.allocation.refine import EVENTS, refine
+from dynsl_app.data.load import client_data, load_source
+from dynsl_app.data.source import DataSpec, Source
+from dynsl_app.errors import RoundFailed, SettingsError
+from dynsl_app.model.build import build_chain
+from dynsl_app.model.evaluate import Score, score
+from dynsl_app.plan import Plan
+from dynsl_app.server.book import Book, Sizes
+from dynsl_app.server.director import Director, Stay
+from dynsl_app.server.folder import RunFolder
+from dynsl_app.server.heads import Heads
+from dynsl_app.server.policies import policy_maker
+from dynsl_app.server.standing import Standing
+from dynsl_app.server.steering import Steering
+from dynsl_app.settings import Settings
+from dynsl_app.summary import Summary
+from dynsl_app.targets import named_packages
+from dynsl_app.telemetry.events import EventStream, Sink
+from dynsl_app.telemetry.sinks.factory import make_sinks
+from dynsl_app.testbed.compute import RealCompute
+from dynsl_app.testbed.make_world import make_world, with_happenings
+from dynsl_app.testbed.oracle import Oracle, true_costs
+from dynsl_app.testbed.simulate import Clock, Course, Simulation
+from dynsl_app.testbed.world import World
+from dynsl_app.validate import to_plain, to_yaml
+
+_PLACES = {"run_dir": None, "resume": None}
+"""Settings that say where a run is, not what it does: left out of its events, which are to be equal for equal seeds."""
+
+
+class Driver(Director, Protocol):
+    """A director that also plans rounds."""
+
+    def initial(self, plan: Plan) -> Plan:
+        """The cuts to begin a round with."""
+        ...
+
+    def join(self, plan: Plan, clients: Sequence[int]) -> Mapping[int, int]:
+        """Cuts of clients that come later."""
+        ...
+
+    def wants_profile(self, client: int) -> bool:
+        """Whether the client shall measure all its blocks first."""
+        ...
+
+    def begin(self, round_: int, plan: Plan) -> None:
+        """A round begins."""
+        ...
+
+    def end(self) -> None:
+        """It has ended."""
+        ...
+
+
+class Fixed(Stay):
+    """Cuts that never change."""
+
+    def initial(self, plan: Plan) -> Plan:
+        """The plan's own."""
+        return plan
+
+    def join(self, plan: Plan, clients: Sequence[int]) -> Mapping[int, int]:
+        """The plan's own."""
+        return {client: plan.cuts[client] for client in clients}
+
+    def wants_profile(self, client: int) -> bool:
+        """No."""
+        return False
+
+    def begin(self, round_: int, plan: Plan) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+def run_testbed(settings: Settings, default_base: Path = Path("runs")) -> Summary:
+    """Simulate ``settings.rounds`` rounds and leave everything in the run folder.
+
+    Raises
+    ------
+    DynslError
+        Settings, fleet or dynamics do not fit, or a round ended with no client.
+    """
+    settings = check(settings)
+    if settings.resume is not None:
+        raise SettingsError("resume is for runs in real time; a run in virtual time is soon done again")
+    trainer = _Testbed(settings)  # before there is a folder: what is refused leaves nothing
+    folder = RunFolder.create(settings, default_base)
+    folder.write_config(to_yaml(settings))
+    clock = Clock()
+    events = EventStream(make_sinks(settings, folder), clock=clock)
+    try:
+        return trainer.run(folder, events, clock)
+    finally:
+        events.close()
+
+
+def simulate_rounds(settings: Settings, sinks: Sequence[Sink] = ()) -> list[float]:
+    """Epoch times of a phantom run in virtual seconds, one a round, without a folder."""
+    clock = Clock()
+    events = EventStream(sinks, clock=clock)
+    trainer = _Testbed(check(settings))
+    for round_ in range(1, settings.rounds + 1):
+        trainer.round(round_, events, clock)
+    return trainer.standing.epoch_s
+
+
+class _Testbed:
+    """What stays the same for all rounds of a run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._real = settings.testbed.compute == "real"
+        allow = named_packages(settings)
+        source: Source | None = None
+        if self._real:
+            source = load_source(settings.data, allow=allow)
+            spec, batch = source.spec, settings.data.batch
+            self._held_out = source.test
+        else:
+            spec, batch = DataSpec(settings.testbed.shape, settings.testbed.classes), settings.testbed.batch
+        self._batch = batch
+        chain = build_chain(settings.model, spec, settings.seed, allow)
+        self.standing = Standing(chain)
+        batches: int | list[int] = settings.testbed.batches
+        if source is not None:
+            batches = []
+            for client in range(settings.clients):
+                data = client_data(source, settings.data, client=client, clients=settings.clients, seed=settings.seed)
+                batches.append(data.batches_per_epoch * settings.local_epochs)
+        world = make_world(
+            settings.fleet,
+            chain,
+            spec,
+            batch,
+            batches,
+            settings.optimizer,
+            settings.seed,
+            model=settings.model.label,
+            profiles=read_profiles(settings.testbed.profiles),
+        )
+        world = dataclasses.replace(
+            world, compute_jitter=settings.testbed.compute_jitter, link_jitter=settings.testbed.link_jitter
+        )
+        self._present = range(len(world.clients))
+        limits = self._limits(world)
+        self.t0_s = best_static_s(world, limits)
+        self._world = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
+        if settings.algorithm.name == "oracle":
+            self._world = dataclasses.replace(self._world, state_bytes=(0.0,) * world.blocks)
+        self._driver: Driver | None = None
+
+    def _limits(self, world: World) -> dict[int, tuple[int, int]]:
+        return cut_limits(self._settings.allocator, len(world.clients), world.blocks)
+
+    def run(self, folder: RunFolder, events: EventStream, clock: Clock) -> Summary:
+        """All rounds."""
+        settings, chain = self._settings, self.standing.chain
+        events.emit(
+            "run_start",
+            settings=to_plain(dataclasses.replace(settings, run_dir=None)),
+            nodes={str(client): one.name for client, one in enumerate(self._world.clients)},
+            blocks=len(chain),
+            parameters=sum(parameter.numel() for parameter in chain.parameters()),
+            algorithm=settings.algorithm.name,
+            model=settings.model.name,
+            data=settings.data.name if self._real else "nothing",
+            held_out=len(self._held_out) if self._real else 0,
+            t0_s=self.t0_s,
+        )
+        for round_ in range(1, settings.rounds + 1):
+            self.round(round_, events, clock)
+        summary = self.standing.summary(settings, folder, total_s=clock.now)
+        if self._real:
+            folder.write_model(chain.merged_state())
+        folder.write_summary(summary)
+        fields = summary.fields()
+        del fields["run_dir"], fields["versions"]
+        events.emit("run_end", **fields)
+        return summary
+
+    def round(self, round_: int, events: EventStream, clock: Clock) -> None:
+        """One round.
+
+        Raises
+        ------
+        RoundFailed
+            No client finished.
+        """
+        settings, world = self._settings, self._world
+        if self._driver is None:
+            self._driver = self._make_driver(events, clock)
+        driver = self._driver
+        everybody = make_plan(settings, world.blocks, range(len(world.clients)))
+        began = {client: everybody.cuts[client] for client in self._present}
+        first = driver.initial(dataclasses.replace(everybody, cuts=began))
+        plan = dataclasses.replace(everybody, cuts={**everybody.cuts, **first.cuts})
+        cuts = {str(client): cut for client, cut in first.cuts.items()}
+        events.emit(
+            "round_start",
+            round=round_,
+            clients=list(self._present),
+            cuts=cuts,
+            boundary=plan.boundary,
+            heads=plan.heads,
+        )
+        heads = compute = None
+        if self._real:
+            heads = Heads(self.standing.chain, plan, settings, self.standing.head_optimizers)
+            compute = RealCompute(settings, plan, round_, self.standing, heads)
+        start = clock.now
+        driver.begin(round_, plan)
+        simulation = Simulation(
+            world,
+            plan,
+            self._present,
+            driver,
+            driver,
+            policy_maker(settings, plan, round_),
+            clock,
+            events,
+            seed=settings.seed,
+            round_=round_,
+            chunk_bytes=settings.wire.chunk_bytes,
+            batch_samples=self._batch,
+            wants_profile=driver.wants_profile,
+            noise=settings.testbed.noise,
+            patience_s=settings.faults.batch_s,
+            compute=compute,
+        )
+        simulation.run()
+        driver.end()
+        courses = simulation.courses
+        finished = [client for client, course in courses.items() if course.ended_s is not None]
+        lost = [client for client, course in courses.items() if course.lost is not None]
+        if not finished:
+            reasons = "; ".join(f"client {client}: {courses[client].lost}" for client in lost[:8])
+            raise RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {reasons}")
+        samples = {client: courses[client].samples for client in finished}
+        if compute is not None and heads is not None:
+            self.standing.aggregate(plan, heads, compute.replies(finished, samples), samples, settings)
+            self.standing.score = score(self.standing.chain, self._held_out, settings.evaluation.batch, "cpu")
+        self._count(round_, simulation)
+        done = [courses[client] for client in finished]
+        events.emit(
+            "round_end",
+            round=round_,
+            epoch_s=simulation.epoch_s,
+            **self._scores(done),
+            bytes_up=int(sum(course.bytes_up for course in courses.values())),
+            bytes_down=int(sum(course.bytes_down for course in courses.values())),
+            samples=sum(course.samples for course in done),
+            clients=len(finished),
+            lost=lost,
+            cuts={str(client): course.cut for client, course in courses.items() if course.started_s is not None},
+            moves=sum(course.generation for course in courses.values()),
+            seconds=clock.now - start,
+        )
+
+    def _count(self, round_: int, simulation: Simulation) -> None:
+        courses = simulation.courses.values()
+        up, down = sum(course.bytes_up for course in courses), sum(course.bytes_down for course in courses)
+        moves = sum(course.generation for course in courses)
+        self.standing.count(round_, simulation.epoch_s, int(up), int(down), moves)
+        self.standing.cuts.update({course.client: course.cut for course in courses if course.started_s is not None})
+
+    def _scores(self, done: Sequence[Course]) -> dict[str, float | None]:
+        """Loss and accuracy in training and on held-out data; None where nothing is computed."""
+        if not self._real:
+            return dict.fromkeys(("train_loss", "train_accuracy", "loss", "accuracy"))
+        trained = Score(
+            sum(course.samples for course in done),
+            sum(course.correct for course in done),
+            sum(course.loss_sum for course in done),
+        )
+        held_out = self.standing.score
+        return {
+            "train_loss": trained.loss,
+            "train_accuracy": trained.accuracy,
+            "loss": held_out.loss,
+            "accuracy": held_out.accuracy,
+        }
+
+    def _make_driver(self, events: EventStream, clock: Clock) -> Driver:
+        settings, world = self._settings, self._world
+        name, limits = settings.algorithm.name, self._limits(self._world)
+        if name.startswith("oracle"):
+            return Oracle(world, clock, limits, static=name == "oracle_static")
+        if not ALGORITHMS[name].adaptive:
+            return Fixed()
+        sizes = Sizes(
+            tuple(map(int, world.up_bytes)), tuple(map(int, world.down_bytes)), tuple(map(int, world.state_bytes))
+        )
+        return Steering(
+            make_allocator(settings),
+            Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes),
+            limits,
+            world.server.workers,
+            events,
+            mid_epoch=settings.allocator.mid_epoch,
+            clock=clock,
+            threaded=False,
+        )
+
+
+def best_static_s(world: World, limits: Mapping[int, tuple[int, int]]) -> float:
+    """T₀: the epoch that ``oracle_static`` expects, seconds."""
+    batches = {client: one.batches for client, one in enumerate(world.clients)}
+    cuts = dict.fromkeys(batches, 0)
+    costs = true_costs(world, 0.0, 0.0, batches, cuts, limits, boundary=world.blocks, moving=False)
+    return refine(costs, events=4 * EVENTS).epoch_s
