@@ -1,54 +1,96 @@
 """A fleet: which devices take part, what their links are like, and what changes while an epoch runs.
 
 ``fleet=<name>`` takes one from conf/fleet/, ``fleet.file=…`` from anywhere. A fleet says nothing about data, model,
-optimizer or seeds.
+optimizer or seeds. On this machine, devices are played (:mod:`dynsl_app.client.emulate`); the testbed simulates them
+(:mod:`dynsl_app.testbed`), and only it needs what is said of links' classes, servers and generated devices.
+docs/testbed.md has all fields.
 """
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass as value
+from dataclasses import field
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
-from pydantic_core import ErrorDetails
-from yaml import YAMLError
 
 from dynsl_app.errors import SettingsError
+from dynsl_app.rows import RowReader
 
 _STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
 
 Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+LinkClass = Literal["wired", "wifi", "lte"]
+
+
+@value(frozen=True)
+class Line:
+    """A link that does not vary: bytes per second up and down (None: unlimited), round trip in seconds."""
+
+    up_Bps: float | None
+    down_Bps: float | None
+    rtt_s: float
+
+
+WIRED = Line(up_Bps=117.5e6, down_Bps=117.5e6, rtt_s=0.5e-3)
+"""Gigabit Ethernet, 940 Mbit/s of payload each way; round trip 0.5 ms (assumed)."""
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Device:
     """One kind of device.
 
-    ``compute``: by how much it is slower than this machine (1: as fast); or ``speed``, relative to the fleet's other
-    devices in any unit (GFLOP/s), the fastest being as fast as this machine. ``up_Bps``, ``down_Bps``: bytes per second
-    to and from the server, None: unlimited; ``rtt_s``: round trip, seconds.
+    ``compute``: by how much it is slower than this machine (1: as fast); or ``speed``: GFLOP/s that it trains with, or
+    any unit where only the ratio to the fleet's other devices matters, the fastest being as fast as this machine.
+    ``spread``: by how much one of them may be faster or slower than another, a fraction either way. ``memory_bytes``:
+    None: unlimited. ``compute_W``, ``send_W``, ``receive_W``: the whole device's power meanwhile. ``basis``: where the
+    figures are from.
+
+    The link: ``links``: one of the classes wired, wifi, lte; or ``up_Bps``, ``down_Bps``: bytes per second to and from
+    the server, None: unlimited; or ``up_trace``, ``down_trace``: files. ``rtt_s``: round trip, seconds; None: the
+    class's, else 0.
     """
 
     name: str = Field(min_length=1)
     count: int = Field(default=1, ge=1)
     compute: float | None = Field(default=None, ge=1)
     speed: Positive | None = None
+    spread: float = Field(default=0.0, ge=0, lt=1)
+    memory_bytes: Positive | None = None
+    compute_W: float = Field(default=10.0, ge=0)
+    send_W: float = Field(default=4.0, ge=0)
+    receive_W: float = Field(default=4.0, ge=0)
+    basis: str = ""
+    links: LinkClass | None = None
     up_Bps: Positive | None = None
     down_Bps: Positive | None = None
-    rtt_s: float = Field(default=0.0, ge=0)
+    up_trace: str | None = None
+    down_trace: str | None = None
+    rtt_s: float | None = Field(default=None, ge=0)
 
     def __post_init__(self) -> None:
         if (self.compute is None) == (self.speed is None):
             raise ValueError("needs either compute (how much slower than this machine) or speed, and not both")
+        rates = [name for name in ("up_Bps", "down_Bps", "up_trace", "down_trace") if getattr(self, name) is not None]
+        if self.links is not None and rates:
+            raise ValueError(f"links={self.links} and {rates[0]} both say what its link is; choose one")
+        for way in ("up", "down"):
+            if {f"{way}_Bps", f"{way}_trace"} <= set(rates):
+                raise ValueError(f"{way}_Bps and {way}_trace both say what its link is; choose one")
 
     @property
     def has_link(self) -> bool:
-        """Whether its link has limits."""
-        return self.up_Bps is not None or self.down_Bps is not None
+        """Whether its own link has limits."""
+        return self.links is not None or self.up_Bps is not None or self.down_Bps is not None or self.has_trace
+
+    @property
+    def has_trace(self) -> bool:
+        """Whether its link follows a trace."""
+        return self.up_trace is not None or self.down_trace is not None
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -78,16 +120,76 @@ class Change:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Server:
+    """The testbed's server.
+
+    ``speed``: GFLOP/s that it trains with; ``workers``: m; ``call_s``: h0, seconds a call; ``access_Bps``: its access
+    link each way, bytes per second, None: unlimited.
+    """
+
+    speed: Positive
+    workers: int = Field(default=1, ge=1)
+    call_s: float = Field(default=2e-3, ge=0)
+    access_Bps: Positive | None = 1.25e9
+    name: str = "own"
+
+
+SERVERS = {name: Server(speed, name=name) for name, speed in (("strong", 8000.0), ("medium", 2000.0), ("weak", 500.0))}
+"""Servers to choose from (assumed): h0 of 2 ms, one worker, 10 Gbit/s."""
+
+
+def _server(plain: object) -> object:
+    if not isinstance(plain, str):
+        return plain
+    if plain not in SERVERS:
+        raise ValueError(f"there are {', '.join(SERVERS)}; or give speed, workers, call_s, access_Bps of one")
+    return SERVERS[plain]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Generate:
+    """Devices drawn at random, for the testbed.
+
+    ``count`` of them; speeds are log-normal about the median ``speed`` (GFLOP/s), ``sigma`` the deviation of their
+    logarithm, clipped to ``slowest`` and ``fastest``. ``links``: shares of the classes wired, wifi and lte.
+    ``memory_bytes`` and the three powers: as for a :class:`Device`.
+    """
+
+    count: Count
+    speed: Positive
+    sigma: Share
+    slowest: Positive
+    fastest: Positive
+    links: dict[LinkClass, Share] = field(default_factory=lambda: {"wired": 1.0})
+    memory_bytes: Positive | None = None
+    compute_W: float = Field(default=10.0, ge=0)
+    send_W: float = Field(default=4.0, ge=0)
+    receive_W: float = Field(default=4.0, ge=0)
+
+    def __post_init__(self) -> None:
+        if not self.slowest <= self.speed <= self.fastest:
+            raise ValueError(f"speed={self.speed:g} is not from slowest={self.slowest:g} to fastest={self.fastest:g}")
+        if sum(self.links.values()) == 0:
+            raise ValueError("links: all shares are 0; give one of wired, wifi, lte a share")
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Fleet:
     """The devices of a run, client ids counted through them in order; none: every client is this machine as it is.
 
-    ``file`` is where it was read from.
+    ``file`` is where it was read from. ``links``: the class of all devices' links, but for those that say their own.
+    ``server`` and ``generate`` (instead of devices) are for the testbed. ``reference_gflops``: what a device of
+    ``compute=1`` is for it.
     """
 
     name: str = "none"
     file: str | None = None
     devices: list[Device] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    links: LinkClass | None = None
+    server: Annotated[Server | None, BeforeValidator(_server)] = None
+    generate: Annotated[Generate | None, BeforeValidator(lambda plain: plain or None)] = None
+    reference_gflops: Positive | None = None
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
@@ -96,6 +198,10 @@ class Fleet:
                 raise ValueError(f"two devices are called {name}; give them different names, or one a count")
         if len({device.speed is None for device in self.devices}) > 1:
             raise ValueError("some devices have compute and some speed, which cannot be compared; use one of them")
+        if self.generate is not None and (self.devices or self.changes):
+            raise ValueError("devices and changes are listed, and generate would draw others; choose one of them")
+        if self.links is not None and self.generate is None and all(device.has_link for device in self.devices):
+            raise ValueError(f"links={self.links}: there are no devices without a link of their own; leave it out")
         for number, change in enumerate(self.changes):
             try:
                 self._check(change)
@@ -105,7 +211,7 @@ class Fleet:
     @property
     def size(self) -> int:
         """Number of clients."""
-        return sum(device.count for device in self.devices)
+        return self.generate.count if self.generate is not None else sum(device.count for device in self.devices)
 
     def device(self, client: int) -> Device:
         """What a client is.
@@ -113,13 +219,26 @@ class Fleet:
         Raises
         ------
         SettingsError
-            The fleet has no such client.
+            The fleet has no such client, or its devices are drawn and known to the testbed only.
         """
-        last = 0
-        for device in self.devices:
-            last += device.count
+        return self.place(client)[0]
+
+    def place(self, client: int) -> tuple[Device, int]:
+        """What a client is, and its number among the devices of its kind, from 0.
+
+        Raises
+        ------
+        SettingsError
+            Like :meth:`device`.
+        """
+        if self.generate is not None:
+            raise SettingsError(
+                f"client {client}: fleet={self.name} draws its devices, which only the testbed can; choose another "
+                f"fleet, or runtime=testbed"
+            )
+        for device, last in zip(self.devices, accumulate(device.count for device in self.devices), strict=True):
             if client < last:
-                return device
+                return device, client - (last - device.count)
         raise SettingsError(f"client {client}: fleet={self.name} has {self.size} devices; choose clients={self.size}")
 
     def compute(self, device: Device) -> float:
@@ -128,6 +247,46 @@ class Fleet:
             assert device.compute is not None
             return device.compute
         return max(other.speed or 0.0 for other in self.devices) / device.speed
+
+    def gflops(self, device: Device) -> float:
+        """What a device of this fleet trains with, GFLOP/s.
+
+        Raises
+        ------
+        SettingsError
+            Its speed is relative to a machine of which nothing is said.
+        """
+        if device.speed is not None:
+            return device.speed
+        if self.reference_gflops is None or device.compute is None:
+            raise SettingsError(
+                f"fleet={self.name}: device {device.name} has compute, relative to a machine that the testbed does not "
+                f"know; set fleet.reference_gflops, or give the devices speed in GFLOP/s"
+            )
+        return self.reference_gflops / device.compute
+
+    def links_of(self, device: Device) -> LinkClass | None:
+        """The class of a device's link; None if it has one of its own, or none."""
+        return device.links if device.has_link else self.links
+
+    def line(self, device: Device) -> Line:
+        """A device's link as this machine can play it.
+
+        Raises
+        ------
+        SettingsError
+            It is one that varies.
+        """
+        links = self.links_of(device)
+        if links in ("wifi", "lte") or device.has_trace:
+            what = "its trace" if device.has_trace else f"links={links}"
+            raise SettingsError(
+                f"fleet={self.name}: device {device.name}: {what} is known to the testbed only; set fleet.links=wired, "
+                f"give up_Bps, down_Bps and rtt_s, or set runtime=testbed"
+            )
+        if links == "wired":
+            return Line(WIRED.up_Bps, WIRED.down_Bps, WIRED.rtt_s if device.rtt_s is None else device.rtt_s)
+        return Line(device.up_Bps, device.down_Bps, device.rtt_s or 0.0)
 
     def changes_of(self, client: int) -> tuple[Change, ...]:
         """What happens to a client, in the order of the list."""
@@ -146,11 +305,19 @@ class Fleet:
             device = named[change.device]
         if self.compute(device) * (change.compute or 1.0) < 1:
             raise ValueError(f"compute={change.compute} would make {device.name} faster than this machine")
-        if change.link is not None and not device.has_link:
+        if change.link is not None and not (device.has_link or self.links):
             raise ValueError(f"link={change.link}: {device.name} has neither up_Bps nor down_Bps that it could change")
 
 
-_FLEET = TypeAdapter(Fleet)
+_READER = RowReader(
+    group="fleet",
+    adapter=TypeAdapter(Fleet),
+    kind=Fleet,
+    parts={"devices": Device, "changes": Change, "server": Server, "generate": Generate},
+    needs=("devices", "generate"),
+    laid_over=("links", "server", "generate", "reference_gflops"),
+    example="conf/fleet/demo.yaml",
+)
 
 
 def resolve(plain: Mapping[str, Any]) -> Fleet:
@@ -161,73 +328,15 @@ def resolve(plain: Mapping[str, Any]) -> Fleet:
     SettingsError
         Naming the file, the device or change, the field and what is allowed.
     """
-    file = plain.get("file")
-    if file is None:
-        return _make(plain, f"fleet={plain.get('name')}")
-    if plain.get("devices") or plain.get("changes"):
-        raise SettingsError(f"fleet.file={file} and fleet={plain.get('name')} both list devices; choose one of them")
-    return read_fleet(Path(str(file)))
+    return _READER.resolve(plain)
 
 
 def read_fleet(path: Path) -> Fleet:
-    """A fleet from a YAML file: ``devices``, and optionally ``changes`` and ``name`` (else the file's own).
+    """A fleet from a YAML file: ``devices`` or ``generate``, and optionally the other fields and ``name``.
 
     Raises
     ------
     SettingsError
         Naming the file, the device or change, the field and what is allowed.
     """
-    path = path.expanduser().absolute()
-    origin = f"fleet.file={path}"
-    try:
-        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{origin}: cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(plain, dict) or not plain.get("devices"):
-        raise SettingsError(f"{origin}: lists no devices; see conf/fleet/demo.yaml for what it may hold")
-    if "file" in plain:
-        raise SettingsError(f"{origin}: a fleet's file cannot name another file; put the devices into one")
-    return _make({"name": path.stem, **plain, "file": str(path)}, origin)
-
-
-def _make(plain: Mapping[Any, Any], origin: str) -> Fleet:
-    try:
-        return _FLEET.validate_python(plain)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise SettingsError(f"{origin}: " + "; ".join(_explain(problem, plain) for problem in problems)) from None
-
-
-def _explain(problem: ErrorDetails, plain: Mapping[Any, Any]) -> str:
-    row, key = _where(problem["loc"], plain)
-    before = f"{row}: " if row else ""
-    says = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-    match problem["type"]:
-        case "value_error":
-            return f"{before}{says}"
-        case "missing":
-            return f"{before}{key} is missing"
-        case "unexpected_keyword_argument":
-            names = [known.name for known in fields(_kind(problem["loc"]))]
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            return f"{before}{key} is unknown; {hint}"
-    return f"{before}{key}={problem['input']!r}: {says}" if key else f"{row}={problem['input']!r}: {says}"
-
-
-def _where(loc: tuple[int | str, ...], plain: Mapping[Any, Any]) -> tuple[str, str]:
-    """The row that a problem is in, in words, and the field's name; either may be empty."""
-    if len(loc) < 2:
-        return "", "".join(map(str, loc))
-    group, number, *inner = loc
-    return f"{str(group).removesuffix('s')} {number}{_called(plain[group], number)}", ".".join(map(str, inner))
-
-
-def _called(rows: Any, number: int | str) -> str:
-    row = rows[number] if isinstance(rows, list) and isinstance(number, int) else None
-    name = row.get("name") if isinstance(row, Mapping) else None
-    return f" ({name})" if name else ""
-
-
-def _kind(loc: tuple[int | str, ...]) -> type[Device] | type[Change] | type[Fleet]:
-    return {"devices": Device, "changes": Change}.get(str(loc[0]), Fleet) if len(loc) > 1 else Fleet
+    return _READER.read(path)

@@ -21,8 +21,8 @@ from dynsl_app.settings import Settings
 
 _SETTINGS = TypeAdapter(Settings)
 
-FREE = frozenset({"model.params", "data.params"})
-"""Settings whose keys are the user's own."""
+FREE = frozenset({"model.params", "data.params", "fleet.generate"})
+"""Settings whose keys are the user's own, or are checked with their group."""
 
 
 def validate(plain: Mapping[str, Any]) -> Settings:

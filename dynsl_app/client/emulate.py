@@ -124,7 +124,8 @@ def emulator_for(settings: Settings, node: NodeSettings, client: int) -> Emulato
     Raises
     ------
     SettingsError
-        The fleet has no such client, or the node's device is not a CPU, whose time is all that can be stretched.
+        The fleet has no such client, or a link that cannot be played, or the node's device is not a CPU, whose time is
+        all that can be stretched.
     """
     fleet = settings.fleet
     changes: Sequence[Change] = ()
@@ -133,8 +134,9 @@ def emulator_for(settings: Settings, node: NodeSettings, client: int) -> Emulato
         up_Bps, down_Bps = node.emulate_up, node.emulate_down
     elif fleet.size:
         device, changes = fleet.device(client), fleet.changes_of(client)
-        compute, rtt_s = fleet.compute(device), device.rtt_s
-        up_Bps, down_Bps = device.up_Bps, device.down_Bps
+        line = fleet.line(device)
+        compute, rtt_s = fleet.compute(device), line.rtt_s
+        up_Bps, down_Bps = line.up_Bps, line.down_Bps
     else:
         return None
     slowed = compute != 1 or any(change.compute is not None for change in changes)

@@ -40,6 +40,30 @@ class Sizes:
     state: tuple[int, ...]
 
 
+_FRAME_BYTES = 512
+"""Of a batch's frame besides its tensors: head, description, what the client tells (measured, rounded up)."""
+
+
+def batch_sizes(activations: Sequence[int], state: Sequence[int], batch: int) -> Sizes:
+    """What crosses a link.
+
+    Parameters
+    ----------
+    activations
+        Bytes for one batch after each block 1..L; the last crosses nothing.
+    state
+        Bytes of each block 1..L with its optimizer state.
+    batch
+        Samples; each has a target of 8 bytes.
+    """
+    cut = activations[:-1]
+    return Sizes(
+        up=(*(size + 8 * batch + _FRAME_BYTES for size in cut), 0),
+        down=(*(size + _FRAME_BYTES for size in cut), 0),
+        state=tuple(state),
+    )
+
+
 @dataclass
 class Client:
     """One client's estimates."""

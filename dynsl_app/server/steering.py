@@ -18,7 +18,7 @@ from dynsl_app.data.source import DataSpec
 from dynsl_app.model.chain import Chain
 from dynsl_app.model.probe import CutShape
 from dynsl_app.plan import Plan
-from dynsl_app.server.book import Book, Sizes
+from dynsl_app.server.book import Book, batch_sizes
 from dynsl_app.server.director import Measured
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
@@ -302,10 +302,6 @@ class Steering:
             self._events.emit("plan", round=round_, cuts={str(client): cut for client, cut in given.items()})
 
 
-_FRAME_BYTES = 512
-"""Of a batch's frame besides its tensors: head, description, what the client tells (measured, rounded up)."""
-
-
 def make_steering(
     settings: Settings, chain: Chain, spec: DataSpec, cut_shapes: Sequence[CutShape], events: EventStream
 ) -> Steering:
@@ -313,12 +309,8 @@ def make_steering(
     batch = settings.data.batch
     model = settings.model.label
     profile = measure(chain, spec, batch, settings.optimizer, model=model, device=settings.server.device)
-    activations = [shape.bytes_per_sample * batch for shape in cut_shapes[:-1]]
-    sizes = Sizes(
-        up=(*(size + 8 * batch + _FRAME_BYTES for size in activations), 0),
-        down=(*(size + _FRAME_BYTES for size in activations), 0),
-        state=tuple(block.state_bytes for block in profile.blocks),
-    )
+    activations = [shape.bytes_per_sample * batch for shape in cut_shapes]
+    sizes = batch_sizes(activations, [block.state_bytes for block in profile.blocks], batch)
     return Steering(
         DynslAllocator(settings.allocator),
         Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes),

@@ -28,6 +28,8 @@ class Forward:
     ----------
     operations
         Arithmetic, by torch's formulas, and for everything else the bytes it moves times :data:`OPERATIONS_PER_BYTE`.
+    flops
+        Arithmetic alone: two a multiplication of convolutions, linear layers, attention.
     saved_bytes
         What is kept for the backward, weights apart.
     activation_bytes
@@ -35,12 +37,13 @@ class Forward:
     """
 
     operations: int
+    flops: int
     saved_bytes: int
     activation_bytes: int
 
     def scaled(self, factor: float) -> Self:
         """For a batch ``factor`` times as large."""
-        sizes = (self.operations, self.saved_bytes, self.activation_bytes)
+        sizes = (self.operations, self.flops, self.saved_bytes, self.activation_bytes)
         return type(self)(*(round(size * factor) for size in sizes))
 
 
@@ -59,17 +62,17 @@ class _Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+        self.flops = self.other = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         formula = self._FORMULAS.get(func._overloadpacket)
         if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=out)
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
         elif not func.is_view:
             results = out if isinstance(out, tuple | list) else (out,)
             moved = 2 * tensor_bytes(each for each in results if isinstance(each, Tensor))
-            self.total += moved * OPERATIONS_PER_BYTE
+            self.other += moved * OPERATIONS_PER_BYTE
         return out
 
 
@@ -95,5 +98,5 @@ def trace(blocks: Sequence[Block], x: Tensor) -> list[Forward]:
         seed_dropout(block, members)
         with saved_tensors_hooks(note, lambda tensor: tensor), _Operations() as operations:
             x = block(x)
-        traces.append(Forward(operations.total, saved, tensor_bytes([x])))
+        traces.append(Forward(operations.flops + operations.other, operations.flops, saved, tensor_bytes([x])))
     return traces

@@ -82,7 +82,7 @@ def measure(
     runs: list[dict[int, Phases]] = []
     try:
         blocks = [block.to(device) for block in _copies(chain)]
-        forwards = trace(blocks, x)
+        traced = trace(blocks, x)
         meter = meter_for(device)
         segment = Segment(blocks, optimizer, observer=around(meter) if around is not None else meter)
         for number in range(batches + 1):
@@ -100,7 +100,7 @@ def measure(
         raise _too_large(model, batch) from error
     profiled = tuple(
         _block(block, optimizer, _median([run[block.index] for run in runs[1:]]), forward)
-        for block, forward in zip(blocks, forwards, strict=True)
+        for block, forward in zip(blocks, traced, strict=True)
     )
     return _profile("warmup", label or describe(device), identity_of(chain, spec, batch, model), optimizer, profiled)
 
@@ -135,12 +135,9 @@ def from_flops(
     """
     if not 0 < flops_per_s < float("inf"):
         raise SettingsError(f"a speed of {flops_per_s!r} operations per second is none; give a finite one above 0")
-    probe(chain, spec)
-    # Two samples, which BatchNorm needs, stand for the batch: all counts are proportional to it.
-    blocks = _copies(chain)
+    blocks = chain.span(0, len(chain))
     profiled = []
-    for block, pair in zip(blocks, trace(blocks, torch.zeros(2, *spec.shape)), strict=True):
-        whole = pair.scaled(batch / 2)
+    for block, whole in zip(blocks, forwards(chain, spec, batch), strict=True):
         # A block of views only (flatten) computes nothing, but takes some time.
         forward_s = max(1, whole.operations) / flops_per_s
         # A step reads weights, gradients and state, and writes weights and state.
@@ -149,6 +146,19 @@ def from_flops(
         profiled.append(_block(block, optimizer, Phases(forward_s, 2 * forward_s, step_s), whole))
     device = label or f"{flops_per_s:.3g} operations a second, assumed"
     return _profile("flops", device, identity_of(chain, spec, batch, model), optimizer, tuple(profiled))
+
+
+def forwards(chain: Chain, spec: DataSpec, batch: int) -> list[Forward]:
+    """What the training forward of one batch takes, block by block; nothing in the chain changes.
+
+    Raises
+    ------
+    ModelError
+        If the model does not take such a batch.
+    """
+    probe(chain, spec)
+    # Two samples, which BatchNorm needs, stand for the batch: all counts are proportional to it.
+    return [pair.scaled(batch / 2) for pair in trace(_copies(chain), torch.zeros(2, *spec.shape))]
 
 
 def describe(device: str) -> str:
