@@ -1,10 +1,10 @@
 """Fit an AR(1) random walk of ln(rate) to measured link traces: python scripts/fit_links.py TRACE...
 
-Files that end in .up or .down are milliseconds at which 1500 bytes could pass (Mahimahi); any other holds rows of seconds
-and Mbit/s. Rates are means over whole seconds. Every trace counts the same: the median is the geometric mean of the
-traces' own, sigma the root mean square of their deviations, phi the mean of their lag-1 correlations, the limits the lowest
-and highest second of all. Give uplinks and downlinks in separate calls. LTE in dynsl_app/testbed/classes.py is what this
-prints.
+Files that end in .up or .down are milliseconds at which 1500 bytes could pass (Mahimahi); any other holds rows of
+seconds and Mbit/s. Rates are means over whole seconds. Every trace counts the same: the median is the geometric mean of
+the traces' own, sigma the root mean square of their deviations, phi the mean of their lag-1 correlations, the limits
+the lowest and highest second of all. Give uplinks and downlinks in separate calls. LTE_UP and LTE_DOWN in
+dynsl_app/testbed/classes.py are what this prints.
 """
 
 import argparse
@@ -42,14 +42,16 @@ def main() -> None:
         phi = sum(a * b for a, b in itertools.pairwise(away)) / (away @ away)
         fits.append((log.mean(), log.std(), phi))
         rates.append(rate)
-        print(
-            f"{file.name}: {len(rate)} s, median {math.exp(log.mean()):.2f} Mbit/s, sigma {log.std():.2f}, phi {phi:.2f}"
-        )
+        print(f"{file.name}: {len(rate)} s, {say(log.mean(), log.std(), phi)}")
     means, deviations, phis = zip(*fits, strict=True)
-    print(
-        f"median {math.exp(statistics.mean(means)):.2f} Mbit/s, sigma {math.hypot(*deviations) / math.sqrt(len(fits)):.2f}, "
-        f"phi {statistics.mean(phis):.2f}, limits {np.concatenate(rates).min():.2f} to {np.concatenate(rates).max():.1f} Mbit/s"
-    )
+    sigma = math.hypot(*deviations) / math.sqrt(len(fits))
+    seen = np.concatenate(rates)
+    limits = f"limits {seen.min():.2f} to {seen.max():.1f} Mbit/s"
+    print(f"{say(statistics.mean(means), sigma, statistics.mean(phis))}, {limits}")
+
+
+def say(mean: float, sigma: float, phi: float) -> str:
+    return f"median {math.exp(mean):.2f} Mbit/s, sigma {sigma:.2f}, phi {phi:.2f}"
 
 
 if __name__ == "__main__":

@@ -74,8 +74,9 @@ class Looped:
         rates = np.asarray(rates_Bps, dtype=float)
         if len(rates) != len(lengths) or lengths.min() <= 0 or rates.min() < 0 or rates.max() <= 0:
             raise ValueError("a loop needs pieces of positive length, and rates of which none is negative, not all 0")
-        self._ends, self._rates = [float(end) for end in ends_s], rates.tolist()
-        self._passed = [0.0, *np.cumsum(lengths * rates).tolist()]
+        self._ends = [float(end) for end in ends_s]
+        self._rates: list[float] = rates.tolist()
+        self._passed: list[float] = [0.0, *np.cumsum(lengths * rates).tolist()]
         """Bytes from the period's start to each piece's start, and to the period's end."""
         self._offset = 0.0
 
