@@ -35,6 +35,8 @@ class Algorithm:
         Whether cuts are planned from what is measured.
     open
         Whether explicit ``heads.count`` and ``heads.boundary`` hold.
+    testbed
+        Whether it needs the truth, which only the testbed has.
     """
 
     split: bool
@@ -42,12 +44,20 @@ class Algorithm:
     policies: tuple[Policy, ...] = SHARED_POLICIES
     open: bool = False
     adaptive: bool = False
+    testbed: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": Algorithm(split=False, heads=SEPARATE),
     "uniform": Algorithm(split=True, heads=SEPARATE, open=True),
     "dynsl": Algorithm(split=True, heads=SEPARATE, open=True, adaptive=True),
+    "ares": Algorithm(split=True, heads=SEPARATE, adaptive=True),
+    "dtfl": Algorithm(split=True, heads=SEPARATE, adaptive=True),
+    "sfsl": Algorithm(split=True, heads=SEPARATE, adaptive=True),
+    "oracle_static": Algorithm(split=True, heads=SEPARATE, testbed=True),
+    "oracle_paid": Algorithm(split=True, heads=SEPARATE, testbed=True),
+    "oracle": Algorithm(split=True, heads=SEPARATE, testbed=True),
+    "oracle_bound": Algorithm(split=True, heads=SEPARATE, testbed=True),
     "splitfed_v1": Algorithm(split=True, heads=SEPARATE),
     "splitfed_v2": Algorithm(split=True, heads=1, policies=("sequential", "replay")),
     "psl": Algorithm(split=True, heads=1, policies=("lockstep", "replay")),
@@ -189,6 +199,15 @@ def _check_clients(settings: Settings) -> None:
     if settings.algorithm.name == "fedavg" and settings.algorithm.cut is not None:
         raise SettingsError(
             f"algorithm.cut={settings.algorithm.cut} contradicts algorithm=fedavg, which splits nothing; leave it out"
+        )
+    name = settings.algorithm.name
+    if ALGORITHMS[name].testbed and settings.runtime != "testbed":
+        raise SettingsError(
+            f"algorithm={name} plans from the truth, which only runtime=testbed knows; set that, or use algorithm=dynsl"
+        )
+    if settings.algorithm.time_weight != 1 and name != "ares":
+        raise SettingsError(
+            f"algorithm.time_weight={settings.algorithm.time_weight:g} is of algorithm=ares; {name} has none"
         )
     faults = settings.faults
     longest = max(faults.connect_s, faults.reconnect_s, faults.batch_s)

@@ -38,6 +38,12 @@ def main() -> int:
 
 def _run(settings: Settings) -> float | None:
     # Imported here so that --help and a refused setting need not wait for torch and Flower.
+    if settings.runtime == "testbed":
+        from dynsl_app.testbed.run import run_testbed
+
+        summary = run_testbed(settings)
+        print(f"run folder  {summary.run_dir}")
+        return summary.accuracy
     from dynsl_app.local_grid import run_local
 
     return run_local(settings).accuracy

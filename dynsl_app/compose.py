@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -23,6 +24,9 @@ from dynsl_app.fleet import resolve
 from dynsl_app.resume import resumed
 from dynsl_app.settings import Settings
 from dynsl_app.validate import is_known, unknown_setting, validate
+
+_TESTBED_FLEET = "colext24"
+"""The testbed's fleet unless another is chosen."""
 
 
 def conf_dir(package: Path = Path(__file__).parent) -> Path:
@@ -83,8 +87,18 @@ def apply(cfg: DictConfig, overrides: Sequence[Override] = ()) -> Settings:
     if named.get("resume") is not None:
         return resumed(str(named["resume"]), overrides)
     if isinstance(named["fleet"], dict):
-        named["fleet"] = resolve(named["fleet"])
+        named["fleet"] = resolve(_fleet(named["fleet"], str(named["runtime"])))
     return check(validate(named))
+
+
+def _fleet(plain: dict[str, Any], runtime: str) -> dict[str, Any]:
+    """The fleet's settings; the testbed, which cannot do without devices, has some where none are chosen."""
+    if runtime != "testbed" or any(plain.get(key) for key in ("devices", "generate", "file")):
+        return plain
+    usual = OmegaConf.to_container(OmegaConf.load(conf_dir() / "fleet" / f"{_TESTBED_FLEET}.yaml"))
+    assert isinstance(usual, dict)
+    given = {key: value for key, value in plain.items() if value not in (None, [], {}) and key != "name"}
+    return {**plain, **{str(key): value for key, value in usual.items()}, **given}
 
 
 def split_overrides(text: str) -> list[str]:

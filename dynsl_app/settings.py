@@ -18,10 +18,25 @@ _STRICT = ConfigDict(extra="forbid", populate_by_name=True, str_strip_whitespace
 
 @dataclass(frozen=True, config=_STRICT)
 class AlgorithmSettings:
-    """``cut`` is n for all clients; None is ⌈L/2⌉. ``fedavg`` has none."""
+    """``cut`` is n for all clients; None is ⌈L/2⌉. ``fedavg`` has none. ``time_weight`` is ARES's λ; 1: time only."""
 
-    name: Literal["dynsl", "fedavg", "uniform", "splitfed_v1", "splitfed_v2", "psl"] = "splitfed_v1"
+    name: Literal[
+        "dynsl",
+        "fedavg",
+        "uniform",
+        "splitfed_v1",
+        "splitfed_v2",
+        "psl",
+        "ares",
+        "dtfl",
+        "sfsl",
+        "oracle_static",
+        "oracle_paid",
+        "oracle",
+        "oracle_bound",
+    ] = "splitfed_v1"
     cut: int | None = Field(default=None, ge=1)
+    time_weight: float = Field(default=1.0, ge=0, le=1)
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -212,6 +227,27 @@ class AllocatorSettings:
     max_cut: int | dict[int, int] | None = None
 
 
+@dataclass(frozen=True, config=_STRICT)
+class TestbedSettings:
+    """Runs in virtual time (``runtime=testbed``).
+
+    ``compute``: ``phantom`` computes no tensors and ignores ``data`` for ``shape``, ``classes``, ``batch`` and
+    ``batches`` a client; ``real`` trains. ``compute_jitter``, ``link_jitter``: relative standard deviation of every
+    batch's compute and every transfer's rate; ``noise``: of measuring them. ``profiles``: files of ``dynsl-profile`` by
+    kind of device, ``server`` or ``reference``, instead of operations over a speed.
+    """
+
+    compute: Literal["phantom", "real"] = "phantom"
+    shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = Field(default=10, ge=2)
+    batch: int = Field(default=32, ge=1)
+    batches: int = Field(default=50, ge=1)
+    compute_jitter: float = Field(default=0.05, ge=0, lt=1)
+    link_jitter: float = Field(default=0.10, ge=0, lt=1)
+    noise: float = Field(default=0.0, ge=0, lt=1)
+    profiles: dict[str, str] = field(default_factory=dict)
+
+
 def _or_fleet_size(clients: object, info: ValidationInfo) -> object:
     if clients is not None:
         return clients
@@ -226,7 +262,7 @@ class Settings:
     ``clients``: None stands for the fleet's size, or 4 without a fleet.
     """
 
-    runtime: Literal["local"] = "local"
+    runtime: Literal["local", "testbed"] = "local"
     name: str = "run"
     run_dir: str | None = None
     resume: str | None = None
@@ -248,6 +284,7 @@ class Settings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     events: EventsSettings = field(default_factory=EventsSettings)
+    testbed: TestbedSettings = field(default_factory=TestbedSettings)
     threads: int = Field(default=1, ge=1)
 
 

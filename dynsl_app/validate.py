@@ -21,7 +21,7 @@ from dynsl_app.settings import Settings
 
 _SETTINGS = TypeAdapter(Settings)
 
-FREE = frozenset({"model.params", "data.params", "fleet.generate"})
+FREE = frozenset({"testbed.profiles", "model.params", "data.params", "fleet.generate"})
 """Settings whose keys are the user's own, or are checked with their group."""
 
 

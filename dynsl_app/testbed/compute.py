@@ -31,7 +31,10 @@ class _Device:
 
 
 class RealCompute:
-    """All clients' prefixes and the server's heads of one round; see :class:`~dynsl_app.testbed.simulate.Compute`."""
+    """All clients' prefixes and the server's heads of one round; see :class:`~dynsl_app.testbed.simulate.Compute`.
+
+    Each side has as many torch threads as the settings give it: the bits depend on them.
+    """
 
     def __init__(self, settings: Settings, plan: Plan, round_: int, standing: Standing, heads: Heads) -> None:
         self._settings, self._plan, self._round = settings, plan, round_
@@ -43,7 +46,8 @@ class RealCompute:
         if client in self._devices:
             return
         settings, standing = self._settings, self._standing
-        _, data, chain = prepare(settings, node_of(settings, client), client)
+        node = NodeSettings(partition_id=client, num_partitions=settings.clients)
+        _, data, chain = prepare(settings, node, client)
         planned = self._plan.cuts[client]
         prefix = Prefix(chain, planned, settings.optimizer)
         prefix.segment.load_weights(standing.weights(client, 0, planned))
@@ -56,12 +60,14 @@ class RealCompute:
 
     def forward(self, client: int, batch: int) -> None:
         """A client's forward to its cut."""
+        torch.set_num_threads(self._settings.threads)
         device = self._devices[client]
         x, device.target = next(device.batches)
         device.top = device.prefix.forward(x, [(self._key(client, batch), len(device.target))])
 
     def serve(self, members: Sequence[tuple[int, int]]) -> Sequence[tuple[int, float, int] | str]:
         """The server's part of a group of (client, batch)."""
+        torch.set_num_threads(self._settings.server.threads)
         works = []
         for client, batch in members:
             device = self._devices[client]
@@ -83,6 +89,7 @@ class RealCompute:
 
     def backward(self, client: int, batch: int) -> None:
         """A client's backward and step."""
+        torch.set_num_threads(self._settings.threads)
         device = self._devices[client]
         assert device.top is not None
         assert device.gradient is not None
@@ -92,6 +99,7 @@ class RealCompute:
 
     def local(self, client: int, batch: int) -> tuple[int, float, int] | str:
         """A batch of a fully local client."""
+        torch.set_num_threads(self._settings.threads)
         device = self._devices[client]
         x, target = next(device.batches)
         logits = device.prefix.forward(x, [(self._key(client, batch), len(target))])
@@ -128,11 +136,6 @@ class RealCompute:
 
     def _key(self, client: int, batch: int) -> BatchKey:
         return BatchKey(self._settings.seed, client, self._round, batch)
-
-
-def node_of(settings: Settings, client: int) -> NodeSettings:
-    """What the device that a client stands for says of itself."""
-    return NodeSettings(partition_id=client, num_partitions=settings.clients, threads=torch.get_num_threads())
 
 
 def _batches(data: ClientData, round_: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -67,9 +67,7 @@ def true_costs(
     rest = np.array(list(batches.values()), dtype=np.int64)
     shared_s = float(server_s[boundary - 1]) if boundary < blocks else 0.0
     with np.errstate(divide="ignore"):
-        transfer_s = transfer_times(
-            np.array(world.up_bytes), np.array(world.down_bytes), up_Bps, down_Bps, rtt_s
-        )
+        transfer_s = transfer_times(np.array(world.up_bytes), np.array(world.down_bytes), up_Bps, down_Bps, rtt_s)
         move_s = move_bytes = None
         if moving:
             sizes = np.concatenate([[0.0], np.cumsum(world.state_bytes)])

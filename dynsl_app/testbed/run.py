@@ -1,9 +1,11 @@
 """A run in virtual time, from settings to summary (ALGORITHMS §10)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from dynsl_app.algorithms import ALGORITHMS, check, make_plan
 from dynsl_app.allocation.choose import make_allocator
@@ -26,16 +28,14 @@ from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 from dynsl_app.targets import named_packages
 from dynsl_app.telemetry.events import EventStream, Sink
+from dynsl_app.telemetry.profile import load_profile
 from dynsl_app.telemetry.sinks.factory import make_sinks
 from dynsl_app.testbed.compute import RealCompute
-from dynsl_app.testbed.make_world import make_world, with_happenings
+from dynsl_app.testbed.make_world import make_world
 from dynsl_app.testbed.oracle import Oracle, true_costs
 from dynsl_app.testbed.simulate import Clock, Course, Simulation
 from dynsl_app.testbed.world import World
 from dynsl_app.validate import to_plain, to_yaml
-
-_PLACES = {"run_dir": None, "resume": None}
-"""Settings that say where a run is, not what it does: left out of its events, which are to be equal for equal seeds."""
 
 
 class Driver(Director, Protocol):
@@ -125,6 +125,7 @@ class _Testbed:
         allow = named_packages(settings)
         source: Source | None = None
         if self._real:
+            torch.set_num_threads(settings.server.threads)
             source = load_source(settings.data, allow=allow)
             spec, batch = source.spec, settings.data.batch
             self._held_out = source.test
@@ -148,7 +149,7 @@ class _Testbed:
             settings.optimizer,
             settings.seed,
             model=settings.model.label,
-            profiles=read_profiles(settings.testbed.profiles),
+            profiles={kind: load_profile(path) for kind, path in settings.testbed.profiles.items()},
         )
         world = dataclasses.replace(
             world, compute_jitter=settings.testbed.compute_jitter, link_jitter=settings.testbed.link_jitter
@@ -156,7 +157,7 @@ class _Testbed:
         self._present = range(len(world.clients))
         limits = self._limits(world)
         self.t0_s = best_static_s(world, limits)
-        self._world = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
+        self._world = world
         if settings.algorithm.name == "oracle":
             self._world = dataclasses.replace(self._world, state_bytes=(0.0,) * world.blocks)
         self._driver: Driver | None = None

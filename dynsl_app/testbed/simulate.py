@@ -304,9 +304,8 @@ class Simulation:
                 self._compute.open(course.client, course.cut)
             if course.started_s is None:
                 course.started_s = self._clock.now
-            self._events.emit(
-                "stream_open", round=self._round, client=course.client, batches=course.batches - course.batch
-            )
+            left = course.batches - course.batch
+            self._events.emit("stream_open", round=self._round, client=course.client, batches=left, cut=course.cut)
         for course in courses:
             self._begin(course)
 
@@ -358,15 +357,17 @@ class Simulation:
 
     def _local_done(self, course: Course) -> None:
         """A batch of a fully local client: its progress is told, an answer that has come is read."""
+        loss = correct = None
         if self._compute is not None:
             result = self._compute.local(course.client, course.batch)
             if isinstance(result, str):
                 self._lose(course, result)
                 return
             self._count(course, *result)
+            _, loss, correct = result
         course.news, before = Measured(self._measured_s(course)), course.news
         cut = course.told if course.told_s <= self._clock.now else None
-        self._progress(course, before)
+        self._progress(course, before, loss, correct)
         self._next(course, cut)
 
     def _next(self, course: Course, cut: int | None) -> None:
@@ -417,14 +418,15 @@ class Simulation:
         self._scheduler.add(Request(client, course.batch, course.lane, course.up.bytes, now, client))
         self._dispatch()
 
-    def _progress(self, course: Course, news: Measured | None) -> None:
+    def _progress(self, course: Course, news: Measured | None, loss: float | None, correct: int | None) -> None:
         """The progress of a fully local client's batch; its answer is read with its next one."""
         self._heard(course, news)
         self._director.done(course.client)
         cut = self._command(course, ahead=1)
         if cut is not None:
             course.told, course.told_s = cut, self._clock.now + course.truth.rtt_s
-        self._events.emit("progress", round=self._round, client=course.client, batch=course.batch, samples=self._batch)
+        fields = {"client": course.client, "batch": course.batch, "samples": self._batch}
+        self._events.emit("progress", round=self._round, **fields, loss=loss, correct=correct)
 
     def _heard(self, course: Course, news: Measured | None) -> None:
         """What a frame tells: that a move is complete, what was measured of the batch before."""

@@ -60,7 +60,7 @@ def _opening(event: Event) -> list[str]:
     model = f"{event['model']} ({_count(event['blocks'], 'block')}, {event['parameters']:,} parameters)"
     clients = _count(len(event["nodes"]), "client")
     return [
-        f"run folder  {event['run_dir']}",
+        *_folder(event),
         f"training    {model} on {event['data']} with {event['algorithm']}, {clients}",
     ]
 
@@ -84,8 +84,13 @@ def _closing(event: Event) -> list[str]:
         f"epochs      {_epochs(event['epoch_s'])}",
         f"traffic     up {human_bytes(event['bytes_up'])}, down {human_bytes(event['bytes_down'])}",
         f"cuts        {_cuts(event['cuts'])}; {_count(event['moves'], 'move')} in mid-epoch",
-        f"run folder  {event['run_dir']}",
+        *_folder(event),
     ]
+
+
+def _folder(event: Event) -> list[str]:
+    """Where the run is kept; runs in virtual time do not say, so that equal ones have equal events."""
+    return [f"run folder  {event['run_dir']}"] if "run_dir" in event else []
 
 
 def _epochs(seconds: Sequence[float], shown: int = 6) -> str:

@@ -124,7 +124,9 @@ class LiveSink:
                     for client in event["clients"]
                 }
             case "stream_open":
-                row = self._rows[event["client"]]
+                # A client may join a round under way.
+                new = _Progress(event["client"], event.get("cut", 0), began=event["t"])
+                row = self._rows.setdefault(event["client"], new)
                 row.batches, row.began, row.state = event["batches"], event["t"], "training"
             case "step":
                 for client, batch, samples in event["members"]:
