@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dynsl_app.algorithms import check
+from dynsl_app.dynamics import resolve as resolve_dynamics
 from dynsl_app.errors import SettingsError
-from dynsl_app.fleet import resolve
+from dynsl_app.fleet import resolve as resolve_fleet
 from dynsl_app.resume import resumed
 from dynsl_app.settings import Settings
 from dynsl_app.validate import is_known, unknown_setting, validate
@@ -87,7 +88,9 @@ def apply(cfg: DictConfig, overrides: Sequence[Override] = ()) -> Settings:
     if named.get("resume") is not None:
         return resumed(str(named["resume"]), overrides)
     if isinstance(named["fleet"], dict):
-        named["fleet"] = resolve(_fleet(named["fleet"], str(named["runtime"])))
+        named["fleet"] = resolve_fleet(_fleet(named["fleet"], str(named["runtime"])))
+    if isinstance(named["dynamics"], dict):
+        named["dynamics"] = resolve_dynamics(named["dynamics"])
     return check(validate(named))
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
 
+from dynsl_app.dynamics import Dynamics
 from dynsl_app.fleet import Fleet
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True, str_strip_whitespace=True)
@@ -269,6 +270,7 @@ class Settings:
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=3, ge=1)
     fleet: Fleet = field(default_factory=Fleet)
+    dynamics: Dynamics = field(default_factory=Dynamics)
     clients: Annotated[int, BeforeValidator(_or_fleet_size)] = Field(default=None, ge=1, validate_default=True)
     clients_per_round: int | None = Field(default=None, ge=1)
     local_epochs: int = Field(default=1, ge=1)

@@ -12,7 +12,7 @@ from dynsl_app.settings import Settings
 from dynsl_app.validate import known_settings, validate
 
 CONF = Path(__file__).parent.parent / "conf"
-GROUPS = ("algorithm", "model", "data", "optimizer", "heads", "server", "wire", "fleet")
+GROUPS = ("algorithm", "model", "data", "optimizer", "heads", "server", "wire", "fleet", "dynamics")
 NEEDS = {"heads=shared": ["algorithm=uniform"]}
 """What some options only make sense with."""
 
