@@ -31,6 +31,7 @@ from dynsl_app.telemetry.events import EventStream, Sink
 from dynsl_app.telemetry.profile import load_profile
 from dynsl_app.telemetry.sinks.factory import make_sinks
 from dynsl_app.testbed.compute import RealCompute
+from dynsl_app.testbed.dynamics import with_happenings
 from dynsl_app.testbed.make_world import make_world
 from dynsl_app.testbed.oracle import Oracle, true_costs
 from dynsl_app.testbed.simulate import Clock, Course, Simulation
@@ -157,7 +158,7 @@ class _Testbed:
         self._present = range(len(world.clients))
         limits = self._limits(world)
         self.t0_s = best_static_s(world, limits)
-        self._world = world
+        self._world = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
         if settings.algorithm.name == "oracle":
             self._world = dataclasses.replace(self._world, state_bytes=(0.0,) * world.blocks)
         self._driver: Driver | None = None
