@@ -33,6 +33,8 @@ class Algorithm:
         What ``server.policy`` may be with shared heads; the first is the default.
     adaptive
         Whether cuts are planned from what is measured.
+    profiled
+        Whether the first round's cuts are planned too, from profiles in files; else it begins at ``algorithm.cut``.
     open
         Whether explicit ``heads.count`` and ``heads.boundary`` hold.
     testbed
@@ -45,12 +47,14 @@ class Algorithm:
     open: bool = False
     adaptive: bool = False
     testbed: bool = False
+    profiled: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": Algorithm(split=False, heads=SEPARATE),
     "uniform": Algorithm(split=True, heads=SEPARATE, open=True),
     "dynsl": Algorithm(split=True, heads=SEPARATE, open=True, adaptive=True),
+    "dynsl_profiled": Algorithm(split=True, heads=SEPARATE, open=True, adaptive=True, profiled=True),
     "ares": Algorithm(split=True, heads=SEPARATE, adaptive=True),
     "dtfl": Algorithm(split=True, heads=SEPARATE, adaptive=True),
     "sfsl": Algorithm(split=True, heads=SEPARATE, adaptive=True),
@@ -78,6 +82,7 @@ def check(settings: Settings) -> Settings:
         Naming the settings, the reason and the remedy.
     """
     _check_clients(settings)
+    _check_telemetry(settings)
     _check_optimizer(settings.optimizer)
     if settings.wire.name == "grpc":
         _check_wire(settings.wire)
@@ -216,6 +221,30 @@ def _check_clients(settings: Settings) -> None:
             f"faults.round_s={faults.round_s:g} ends a round before faults.connect_s, reconnect_s or batch_s can "
             f"({longest:g} s); raise it, or lower those"
         )
+
+
+def _check_telemetry(settings: Settings) -> None:
+    telemetry, clients = settings.telemetry, settings.clients
+    if telemetry.profile_file is not None and telemetry.profile != "file":
+        raise SettingsError(
+            f"telemetry.profile_file is only read with telemetry.profile=file, and it is {telemetry.profile}; set "
+            f"telemetry.profile=file, or leave the file out"
+        )
+    if isinstance(telemetry.profile_file, dict):
+        for client in telemetry.profile_file:
+            if not 0 <= client < clients:
+                raise SettingsError(
+                    f"telemetry.profile_file names client {client}, and there are clients 0..{clients - 1}; correct "
+                    f"the id or leave it out"
+                )
+    if ALGORITHMS[settings.algorithm.name].profiled:
+        without = [client for client in range(clients) if telemetry.file_of(client) is None]
+        if without:
+            raise SettingsError(
+                f"client {without[0]}: algorithm={settings.algorithm.name} plans the first round from profiles, and "
+                f"there is none for it; make one with dynsl-profile and set telemetry.profile=file "
+                f"telemetry.profile_file=<file, or {{client: file}}>, or use algorithm=dynsl, which measures first"
+            )
 
 
 def _check_optimizer(optimizer: OptimizerSettings) -> None:

@@ -64,8 +64,8 @@ def node_settings(context: Context) -> NodeSettings:
         )
         raise SettingsError(
             f"node {context.node_id} on {platform.node()}: its --node-config is not acceptable ({problems}); it needs "
-            f'"partition-id=0 num-partitions=4" and may set device, threads, data-root, allow and '
-            f"emulate-compute, emulate-up, emulate-down, emulate-rtt"
+            f'"partition-id=0 num-partitions=4" and may set device, threads, data-root, allow, profile, '
+            f"memory-bytes and emulate-compute, emulate-up, emulate-down, emulate-rtt"
         ) from error
 
 

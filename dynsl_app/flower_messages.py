@@ -78,6 +78,7 @@ def pack(value: Order | Reply) -> RecordDict:
                     "weights": _to_arrays(value.weights),
                     "optimizer": _to_arrays(value.optimizer),
                     "metrics": MetricRecord({name: float(number) for name, number in value.metrics.items()}),
+                    "device": MetricRecord({name: _number(number) for name, number in value.device.items()}),
                 }
             )
         case EvaluateOrder():
@@ -127,6 +128,8 @@ def unpack(content: RecordDict) -> Order | Reply:
             weights=_from_arrays(content, "weights"),
             optimizer=_from_arrays(content, "optimizer"),
             metrics=_metrics(content),
+            # What is wrong with it is not the message's fault: whoever uses it names and ignores it.
+            device=dict(content.metric_records.get("device", MetricRecord())),
             **scalars,
         )
     if kind == "evaluate_order":
@@ -155,6 +158,11 @@ def _metrics(content: RecordDict) -> dict[str, float]:
             raise _malformed(f"of kind train_reply holds the metric {name}: {type(number).__name__}")
         metrics[name] = number
     return metrics
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float), "a device's sensors give numbers"
+    return float(value)
 
 
 def _settings_to_json(settings: Settings) -> str:

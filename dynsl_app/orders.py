@@ -36,7 +36,8 @@ class TrainOrder:
     settings
         The run's settings; the client overlays what its own node configuration says.
     profile
-        Whether to measure all blocks before the first batch and report it when the stream opens.
+        Whether the client shall introduce itself when the stream opens: free memory, and a profile as
+        ``telemetry.profile`` says.
     """
 
     client: int
@@ -57,6 +58,8 @@ class TrainReply:
 
     ``cut`` is the final one: the reply holds the state of blocks 1..cut. ``samples`` is S_i.
     ``metrics`` are scalars (mean training loss is not among them: the server knows it from the stream).
+    ``device`` is what the device says of itself after the round, not checked yet
+    (see :func:`dynsl_app.telemetry.device.believable`).
     """
 
     client: int
@@ -66,6 +69,7 @@ class TrainReply:
     optimizer: OptimizerState
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    device: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

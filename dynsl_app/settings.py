@@ -6,9 +6,10 @@ makes sense together is checked in ``Settings.__post_init__``.
 """
 
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from dynsl_app.dynamics import Dynamics
@@ -23,6 +24,7 @@ class AlgorithmSettings:
 
     name: Literal[
         "dynsl",
+        "dynsl_profiled",
         "fedavg",
         "uniform",
         "splitfed_v1",
@@ -215,7 +217,8 @@ class AllocatorSettings:
     two plans; ``min_gain``: share of the remaining time that a plan must save; ``settle``: measured batches between two
     moves; ``cooldown``: batches before a client may move back, more for one that keeps doing so; ``guard``: a move
     longer than a batch waits until this share of its time is lost without it. ``min_cut`` (privacy) and ``max_cut``
-    (memory) are for all clients or by client id; None: the model's blocks.
+    are for all clients or by client id; None: the model's blocks. ``memory_share``: of a client's free memory that
+    training may fill; where that holds fewer blocks, they are its ceiling.
     """
 
     mid_epoch: bool = True
@@ -226,6 +229,33 @@ class AllocatorSettings:
     guard: float = Field(default=0.5, ge=0)
     min_cut: int | dict[int, int] = 1
     max_cut: int | dict[int, int] | None = None
+    memory_share: float = Field(default=0.8, gt=0, le=1)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+_File = Annotated[str, AfterValidator(_absolute)]
+"""Absolute, because a run may go on from another folder than it began in."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class TelemetrySettings:
+    """What planning knows of a client before it has trained: its profile, seconds by block on one batch.
+
+    ``profile``: ``warmup``, measured by the client before its first batch; ``file``, of ``dynsl-profile``; ``flops``,
+    operations over ``flops_per_s``, soon corrected by what is measured. ``profile_file``: on the server, for all
+    clients or by client id; a node's own (``--node-config``) comes before it and before any other source.
+    """
+
+    profile: Literal["warmup", "file", "flops"] = "warmup"
+    profile_file: _File | dict[int, _File] | None = None
+    flops_per_s: float = Field(default=1e9, gt=0, allow_inf_nan=False)
+
+    def file_of(self, client: int) -> str | None:
+        """The server's profile file for a client, if there is one."""
+        return self.profile_file.get(client) if isinstance(self.profile_file, dict) else self.profile_file
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -282,6 +312,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     wire: WireSettings = field(default_factory=WireSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     faults: FaultSettings = field(default_factory=FaultSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
@@ -294,7 +325,9 @@ class Settings:
 class NodeSettings:
     """What a device says of itself (``--node-config``); never taken from the server.
 
-    ``allow``: comma-separated packages that ``_target_`` may name besides the app's own. ``emulate_*``: a slower device
+    ``allow``: comma-separated packages that ``_target_`` may name besides the app's own. ``profile``: file of
+    ``dynsl-profile``, made on this device or one of its type. ``memory_bytes``: what training may use at most, where
+    less than the machine's free memory is this node's (a container's limit). ``emulate_*``: a slower device
     on this machine, instead of what the fleet says of the client: how many times slower it computes, bytes per second
     up and down, round trip in seconds.
     """
@@ -305,6 +338,8 @@ class NodeSettings:
     threads: int | None = Field(default=None, ge=1)
     data_root: str | None = None
     allow: str = ""
+    profile: str | None = None
+    memory_bytes: int | None = Field(default=None, ge=1)
     emulate_compute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     emulate_up: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     emulate_down: float | None = Field(default=None, gt=0, allow_inf_nan=False)

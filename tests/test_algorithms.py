@@ -54,7 +54,12 @@ def test_the_table_of_algorithms(algorithm, heads, policy, cut, boundary):
     boundary=st.none() | st.integers(1, 20),
 )
 def test_a_plan_fits_the_model_or_is_refused(algorithm, blocks, cut, count, boundary):
-    run = settings(algorithm={"name": algorithm, "cut": cut}, heads={"count": count, "boundary": boundary}, clients=3)
+    run = settings(
+        algorithm={"name": algorithm, "cut": cut},
+        heads={"count": count, "boundary": boundary},
+        telemetry={"profile": "file", "profile_file": "p.json"},
+        clients=3,
+    )
     try:
         plan = make_plan(run, blocks, [0, 1, 2])
     except SettingsError:
@@ -128,6 +133,20 @@ def test_a_cut_that_the_model_has_not_is_refused(groups, blocks, says):
         ({"wire": {"certificate": "a.pem"}}, "wire.certificate and wire.key go together"),
         ({"wire": {"tls": "off", "certificate": "a.pem", "key": "b.pem"}}, "not used with wire.tls=off"),
         ({"faults": {"round_s": 10.0}}, "faults.round_s=10"),
+        ({"telemetry": {"profile_file": "p.json"}}, "only read with telemetry.profile=file, and it is warmup"),
+        (
+            {"telemetry": {"profile": "file", "profile_file": {4: "p.json"}}},
+            "telemetry.profile_file names client 4, and there are clients 0..3",
+        ),
+        ({"algorithm": "dynsl_profiled"}, "client 0: algorithm=dynsl_profiled plans the first round from profiles"),
+        ({"algorithm": "dynsl_profiled", "telemetry": {"profile": "flops"}}, "make one with dynsl-profile and set"),
+        (
+            {
+                "algorithm": "dynsl_profiled",
+                "telemetry": {"profile": "file", "profile_file": {0: "a", 1: "a", 3: "a"}},
+            },
+            "client 2: algorithm=dynsl_profiled",
+        ),
     ],
 )
 def test_contradictions_are_refused_with_their_reason(groups, says):

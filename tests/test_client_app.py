@@ -27,6 +27,8 @@ def test_node_config_in_flowers_spelling() -> None:
     """User case 21: what a node says of itself."""
     context = _context(partition_id=2, num_partitions=3, device="cpu", threads=4, data_root="/data", allow="mine")
     assert node_settings(context) == NodeSettings(2, 3, "cpu", 4, "/data", "mine")
+    context = _context(partition_id=0, num_partitions=1, profile="/etc/profile.json", memory_bytes=4 * 10**8)
+    assert node_settings(context) == NodeSettings(0, 1, profile="/etc/profile.json", memory_bytes=4 * 10**8)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_node_config_in_flowers_spelling() -> None:
         ({"partition_id": -1, "num_partitions": 1}, "partition-id"),
         ({"partition_id": 0, "num_partitions": 1, "treads": 2}, "treads"),
         ({"partition_id": 0, "num_partitions": 1, "threads": "many"}, "threads"),
+        ({"partition_id": 0, "num_partitions": 1, "memory_bytes": 0}, "memory-bytes"),
     ],
 )
 def test_bad_node_config_is_named(config: dict[str, int | str], says: str) -> None:

@@ -12,8 +12,13 @@ from dynsl_app.settings import Settings
 from dynsl_app.validate import known_settings, validate
 
 CONF = Path(__file__).parent.parent / "conf"
-GROUPS = ("algorithm", "model", "data", "optimizer", "heads", "server", "wire", "fleet", "dynamics")
-NEEDS = {"heads=shared": ["algorithm=uniform"]}
+GROUPS = ("algorithm", "model", "data", "optimizer", "heads", "server", "wire", "fleet", "dynamics", "telemetry")
+ORACLES = ("oracle", "oracle_bound", "oracle_paid", "oracle_static")
+NEEDS = {
+    "heads=shared": ["algorithm=uniform"],
+    "algorithm=dynsl_profiled": ["telemetry=file", "telemetry.profile_file=p.json"],
+    **{f"algorithm={name}": ["runtime=testbed"] for name in ORACLES},
+}
 """What some options only make sense with."""
 
 
@@ -51,7 +56,9 @@ def test_every_setting_is_in_conf_with_its_default():
 def test_every_option_of_every_group_composes(option):
     settings = compose([option, *NEEDS.get(option, [])])
     group, name = option.split("=")
-    if group not in ("heads", "server"):
+    if group == "telemetry":
+        assert settings.telemetry.profile == name
+    elif group not in ("heads", "server"):
         assert getattr(settings, group).name == name
 
 
@@ -83,7 +90,7 @@ def test_overrides_out_of_one_line():
         ("batch=3", "did you mean data.batch"),
         (
             "algorithm=splitfed_v3",
-            "algorithm=splitfed_v3: no such option; did you mean splitfed_v2? (there are: dynsl, fedavg",
+            "algorithm=splitfed_v3: no such option; did you mean splitfed_v2? (there are: ",
         ),
         ("wire=grcp", "wire=grcp: no such option; did you mean grpc?"),
         ("rounds=three", "rounds=three: must be a valid integer"),

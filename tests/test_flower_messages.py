@@ -16,6 +16,7 @@ from dynsl_app.errors import SettingsError, WireError
 from dynsl_app.flower_messages import pack, unpack
 from dynsl_app.orders import EvaluateOrder, EvaluateReply, Failure, Order, Reply, TrainOrder, TrainReply
 from dynsl_app.settings import DataSettings, ModelSettings, OptimizerSettings, Settings
+from dynsl_app.telemetry.device import believable
 from dynsl_app.wire.base import Endpoint
 
 _DTYPES = [
@@ -82,6 +83,7 @@ def _order(**changes: object) -> TrainOrder:
         _order(endpoint=Endpoint("inprocess", "here"), optimizer={}),
         TrainReply(3, 2, 1, {"w": torch.randn(4)}, {}, 17, {"compute_s": 1.5, "nothing": float("nan")}),
         TrainReply(3, 2, 1, {}, {"b/w/step": torch.tensor(3.0)}, 1),
+        TrainReply(3, 2, 1, {}, {}, 1, {}, {"cpu_percent": 12.5, "memory_total_bytes": 2.0**34}),
         EvaluateOrder(0, 5, {"w": torch.randn(4).bfloat16()}, Settings(rounds=9)),
         EvaluateReply(1, 5, 10, 9, 3.25),
         Failure(2, "no data in /data: put some there"),
@@ -171,3 +173,18 @@ def test_malformed_contents_are_refused(content: RecordDict, says: str) -> None:
     with pytest.raises(WireError, match=says) as error:
         unpack(content)
     assert "same version" in str(error.value)
+
+
+@pytest.mark.parametrize("told", [{"cpu_percent": [1.0]}, {"cpu_percent": -7}, {"mood": 1.0}], ids=repr)
+def test_nonsense_of_a_device_is_passed_on_to_be_ignored(told: Mapping[str, float]) -> None:
+    """It is no reason to lose what the client has trained."""
+    arrived = unpack(_reply(device=MetricRecord(told)))
+    assert isinstance(arrived, TrainReply)
+    assert arrived.device == told
+    assert believable(0, arrived.device)[0] == {}
+
+
+def test_a_reply_without_a_device_is_one() -> None:
+    arrived = unpack(_reply())
+    assert isinstance(arrived, TrainReply)
+    assert arrived.device == {}

@@ -1,7 +1,12 @@
-"""Floors and ceilings of cuts, from the settings."""
+"""Floors and ceilings of cuts, from the settings and from what a client's memory holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dynsl_app.errors import SettingsError
 from dynsl_app.settings import AllocatorSettings
+
+_LARGEST_BYTES = 2**60
 
 
 def cut_limits(settings: AllocatorSettings, clients: int, blocks: int) -> dict[int, tuple[int, int]]:
@@ -44,6 +49,54 @@ def cut_limits(settings: AllocatorSettings, clients: int, blocks: int) -> dict[i
             )
         limits[client] = floor, ceiling
     return limits
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What training needs of a client's memory, and may have.
+
+    Attributes
+    ----------
+    peak_bytes
+        To train blocks 1..n, for n = 1..L, not decreasing.
+    share
+        Of its free memory that training may fill (``allocator.memory_share``).
+    """
+
+    peak_bytes: Sequence[int]
+    share: float
+
+    def limits(self, client: int, limits: tuple[int, int], free_bytes: object) -> tuple[int, int]:
+        """Floor and ceiling of a client's cut, the ceiling lowered to what its memory holds.
+
+        Parameters
+        ----------
+        free_bytes
+            As the client told it.
+
+        Raises
+        ------
+        ValueError
+            That is no number of bytes.
+        SettingsError
+            Its floor needs more, naming the client and the remedy.
+        """
+        if not isinstance(free_bytes, int) or isinstance(free_bytes, bool) or not 0 < free_bytes <= _LARGEST_BYTES:
+            raise ValueError(f"client {client}: free memory of {free_bytes!r:.40} bytes is none; it is ignored")
+        floor, ceiling = limits
+        usable = self.share * free_bytes
+        fitting = sum(need <= usable for need in self.peak_bytes)
+        if fitting < floor:
+            raise SettingsError(
+                f"client {client}: training blocks 1..{floor}, its floor, needs {_mb(self.peak_bytes[floor - 1])}, and "
+                f"allocator.memory_share={self.share:g} of its free memory is {_mb(usable)}; lower "
+                f"allocator.min_cut or data.batch, or raise allocator.memory_share"
+            )
+        return floor, min(ceiling, fitting)
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.3g} MB"
 
 
 def _of(setting: int | dict[int, int] | None, client: int, otherwise: int) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.client.emulate import emulator_for
+from dynsl_app.client.introduce import Introduction, introduce
 from dynsl_app.client.node import prepare
 from dynsl_app.client.prefix import Prefix
 from dynsl_app.client.stream import Stream, hello
@@ -16,14 +17,11 @@ from dynsl_app.model.segment import CALM_DOWN, all_finite, count_correct, mean_l
 from dynsl_app.orders import TrainOrder, TrainReply
 from dynsl_app.plan import BatchKey
 from dynsl_app.settings import NodeSettings
+from dynsl_app.telemetry.device import DeviceSampler
 from dynsl_app.telemetry.meter import BlockMeter, meter_for
-from dynsl_app.telemetry.profiling import measure
 from dynsl_app.telemetry.report import Report, report
 from dynsl_app.wire.base import Frame, Kind, Scalar
 from dynsl_app.wire.transport import make_transport
-
-WARMUP = 3
-"""Batches through the whole model before the first one, if the server asks for a profile (choice)."""
 
 
 def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
@@ -35,21 +33,10 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
         Data, model or stream failed; the message names the client and the remedy.
     """
     settings = order.settings
+    sampler = DeviceSampler(node.device)
     spec, data, chain = prepare(settings, node, order.client)
     emulator = emulator_for(settings, node, order.client)
-    profile_s: tuple[float, ...] = ()
-    if order.profile:
-        model = settings.model.label
-        profile_s = measure(
-            chain,
-            spec,
-            settings.data.batch,
-            settings.optimizer,
-            model=model,
-            batches=WARMUP,
-            device=node.device,
-            around=None if emulator is None else emulator.around,
-        ).block_s
+    told = introduce(settings, node, order.client, chain, spec, emulator) if order.profile else Introduction()
     meter = meter_for(node.device) if ALGORITHMS[settings.algorithm.name].adaptive else None
     observer = meter if emulator is None else emulator.around(meter)
     prefix = Prefix(chain, order.cut, settings.optimizer, node.device, observer)
@@ -58,7 +45,7 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
 
     transport = make_transport(settings.wire)
     batches = data.batches_per_epoch * settings.local_epochs
-    opening = hello(order.client, order.round, order.token, batches, data.samples, profile_s)
+    opening = hello(order.client, order.round, order.token, batches, data.samples, told.profile_s, told.memory_bytes)
     started = time.monotonic()
     pacer = None if emulator is None else emulator.pacer
     stream = Stream(lambda: transport.connect(order.endpoint, pacer), opening, settings.faults)
@@ -82,6 +69,7 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
         optimizer=prefix.segment.optimizer_state() if settings.optimizer.persist == "run" else {},
         samples=run.samples,
         metrics={"seconds": time.monotonic() - started, "wait_s": run.wait_s},
+        device=sampler.sample(),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dynsl_app.errors import ClientLost, LinkClosed, WireError
 from dynsl_app.settings import FaultSettings
-from dynsl_app.telemetry.report import profile_report
+from dynsl_app.telemetry.report import introduction
 from dynsl_app.wire.base import Frame, Kind, Link, Scalar
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,19 @@ class Stream:
                 raise
 
 
-def hello(client: int, round_: int, token: str, batches: int, samples: int, profile_s: Sequence[float] = ()) -> Frame:
-    """The frame that opens a stream: R_i batches in the round over S_i samples an epoch, and p[l] if measured."""
-    meta: dict[str, Scalar] = {"token": token, "batches": batches, "samples": samples}
-    return Frame(Kind.HELLO, client, round_, meta=meta, tensors=profile_report(profile_s))
+def hello(
+    client: int,
+    round_: int,
+    token: str,
+    batches: int,
+    samples: int,
+    profile_s: Sequence[float] = (),
+    memory_bytes: int | None = None,
+) -> Frame:
+    """The frame that opens a stream: R_i batches in the round over S_i samples an epoch; p[l] and free memory if known.
+
+    ``memory_bytes``: free for training on the device.
+    """
+    told = introduction(profile_s, memory_bytes)
+    meta: dict[str, Scalar] = {"token": token, "batches": batches, "samples": samples, **told.meta}
+    return Frame(Kind.HELLO, client, round_, meta=meta, tensors=told.tensors)

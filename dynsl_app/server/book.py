@@ -103,9 +103,6 @@ class Book:
         self._clients: dict[int, Client] = {}
         self.service = Service(_CALL_S, profile_s, batch)
 
-    def __contains__(self, client: int) -> bool:
-        return client in self._clients
-
     def client(self, client: int) -> Client:
         """A client's estimates, at their priors when nothing is known."""
         if client not in self._clients:
@@ -122,7 +119,7 @@ class Book:
         """
         if len(profile_s) != len(self._profile_s) or not all(0 < s < math.inf for s in profile_s):
             raise ValueError(
-                f"client {client}: its profile {list(profile_s)} is not {len(self._profile_s)} positive times; "
+                f"client {client}: its profile {list(profile_s)!r:.200} is not {len(self._profile_s)} positive times; "
                 f"the server's own is taken instead"
             )
         link = LinkEstimate(client, _PRIOR_BPS, _PRIOR_BPS, _PRIOR_RTT_S, self._chunk)

@@ -26,7 +26,7 @@ from dynsl_app.server.heads import Heads, Refused, Result, Work
 from dynsl_app.server.session import Session, State
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
-from dynsl_app.telemetry.report import reported, reported_profile
+from dynsl_app.telemetry.report import reported, reported_memory, reported_profile
 from dynsl_app.wire.base import Frame, Kind, Link, Scalar, Transfer, tensor_bytes
 from dynsl_app.wire.security import same_token
 
@@ -143,7 +143,7 @@ class Controller:
             first = session.state is State.AWAITED
             if first:
                 self._open_heads(session.client)
-                self._director.opened(session.client, batches, reported_profile(hello))
+                self._director.opened(session.client, batches, reported_profile(hello), reported_memory(hello))
             # Before the link is the session's, so that no worker's reply overtakes the WELCOME.
             link.trust()
             link.send(Frame(Kind.WELCOME, session.client, self._round, meta={"next": session.next}))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynsl_app.wire.base import Transfer
+from dynsl_app.wire.base import Scalar, Transfer
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,18 @@ class Measured:
 class Director(Protocol):
     """Told what happens and asked for commands; called by any thread, must be quick."""
 
-    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
-        """A client begins its round of so many batches; seconds by block 1..L, where it was asked to measure them."""
+    def opened(
+        self, client: int, batches: int, profile_s: tuple[float, ...] | None, memory_bytes: Scalar = None
+    ) -> None:
+        """A client begins its round of so many batches; where it was asked, with what it told of itself, unchecked.
+
+        Parameters
+        ----------
+        profile_s
+            Seconds by block 1..L.
+        memory_bytes
+            Free for training.
+        """
         ...
 
     def measured(self, client: int, measured: Measured) -> None:
@@ -69,7 +79,9 @@ class Director(Protocol):
 class Stay:
     """Fixed cuts: listens to nothing, commands nothing."""
 
-    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+    def opened(
+        self, client: int, batches: int, profile_s: tuple[float, ...] | None, memory_bytes: Scalar = None
+    ) -> None:
         """See :meth:`Director.opened`."""
 
     def measured(self, client: int, measured: Measured) -> None:

@@ -32,6 +32,7 @@ from dynsl_app.server.steering import Steering, make_steering
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 from dynsl_app.targets import named_packages
+from dynsl_app.telemetry.device import believable
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.validate import to_plain, to_yaml
 from dynsl_app.wire.security import new_token
@@ -82,8 +83,14 @@ def run(
     return summary
 
 
-def _refuse_early(settings: Settings, source: Source, blocks: int) -> None:
-    """Refuse, before anybody joins, what every client would fail on."""
+def _refuse_early(settings: Settings, source: Source, blocks: int) -> dict[int, int]:
+    """Refuse, before anybody joins, what every client would fail on.
+
+    Returns
+    -------
+    dict
+        R_i, batches in a round, by client; empty where only the clients know.
+    """
     make_plan(settings, blocks, range(settings.clients))
     device = settings.server.device
     try:
@@ -92,9 +99,13 @@ def _refuse_early(settings: Settings, source: Source, blocks: int) -> None:
         reason = str(error).splitlines()[0]
         raise SettingsError(f"server.device={device} cannot be used here ({reason}); use server.device=cpu") from None
     # With data of its own a node may have more than the server.
-    if settings.data.partition != "local" and len(source.train):
-        for client in range(settings.clients):
-            client_data(source, settings.data, client=client, clients=settings.clients, seed=settings.seed)
+    if settings.data.partition == "local" or not len(source.train):
+        return {}
+    data = (
+        client_data(source, settings.data, client=client, clients=settings.clients, seed=settings.seed)
+        for client in range(settings.clients)
+    )
+    return {client: own.batches_per_epoch * settings.local_epochs for client, own in enumerate(data)}
 
 
 def _named(clients: Sequence[int]) -> str:
@@ -124,14 +135,14 @@ class _Trainer:
         self._spec, self._held_out = source.spec, source.test
         chain = build_chain(settings.model, source.spec, settings.seed, allow)
         self._cut_shapes = probe(chain, source.spec)
-        _refuse_early(settings, source, len(chain))
+        batches = _refuse_early(settings, source, len(chain))
         self.standing = Standing(chain)
         if start is not None:
             self.standing.restore(start)
         self._director: Director = Stay()
         self._steering: Steering | None = None
         if ALGORITHMS[settings.algorithm.name].adaptive:
-            self._steering = make_steering(settings, chain, source.spec, self._cut_shapes, events)
+            self._steering = make_steering(settings, chain, source.spec, self._cut_shapes, batches, events)
             self._director = self._steering
         self._busy: set[int] = set()
         """Clients whose order has not been answered yet; they get no other one."""
@@ -313,6 +324,7 @@ class _Trainer:
                         controller.fail(reply.client, error)
                     else:
                         replies[reply.client] = reply
+                        self._note_device(reply)
             controller.watch(replies.keys())
             if controller.settled(replies.keys()):
                 return replies
@@ -320,6 +332,14 @@ class _Trainer:
                 for client in controller.sessions:
                     if client not in replies:
                         controller.fail(client, f"not done within faults.round_s={limit:g} s")
+
+    def _note_device(self, reply: TrainReply) -> None:
+        """Write down what a client's device says of itself, as far as it is believed."""
+        sample, complaint = believable(reply.client, reply.device)
+        if complaint is not None:
+            self._events.emit("warning", message=complaint)
+        if sample:
+            self._events.emit("device", round=reply.round, client=reply.client, **sample)
 
     def _collect(self) -> list[TrainReply | EvaluateReply | Failure]:
         replies = self._control.poll(_POLL_S)

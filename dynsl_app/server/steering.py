@@ -11,18 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.allocation.base import Allocator, Report, Situation
 from dynsl_app.allocation.dynsl import DynslAllocator
-from dynsl_app.allocation.limits import cut_limits
+from dynsl_app.allocation.limits import Memory, cut_limits
 from dynsl_app.data.source import DataSpec
+from dynsl_app.errors import SettingsError
 from dynsl_app.model.chain import Chain
 from dynsl_app.model.probe import CutShape
 from dynsl_app.plan import Plan
 from dynsl_app.server.book import Book, batch_sizes
 from dynsl_app.server.director import Measured
+from dynsl_app.server.profiles import known_profiles
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.telemetry.profiling import measure
+from dynsl_app.wire.base import Scalar
 
 
 @dataclass
@@ -51,11 +55,16 @@ class Steering:
     book
         What has been learnt; outlives rounds.
     limits
-        Floor and ceiling of every client's cut.
+        Floor and ceiling of every client's cut, as the settings say; a client's memory may lower its ceiling.
     workers
         m.
+    memory
+        What clients need, and may use.
     mid_epoch
         Whether layers may move while an epoch runs; else only between rounds.
+    expected
+        R_i by client where it is known, and the book has all clients' profiles: the first round is planned too. None:
+        it begins as it is told.
     clock
         Seconds, from any origin: virtual in the testbed.
     threaded
@@ -70,11 +79,14 @@ class Steering:
         workers: int,
         events: EventStream,
         *,
+        memory: Memory,
         mid_epoch: bool,
+        expected: Mapping[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
     ) -> None:
-        self._allocator, self._book, self._limits, self._workers = allocator, book, limits, workers
+        self._allocator, self._book, self._limits, self._workers = allocator, book, dict(limits), workers
+        self._memory, self._expected = memory, expected
         self._events, self._mid_epoch, self._clock, self._threaded = events, mid_epoch, clock, threaded
         self._news = threading.Condition()
         self._courses: dict[int, _Course] = {}
@@ -90,12 +102,12 @@ class Steering:
         self._planner: threading.Thread | None = None
 
     def initial(self, plan: Plan) -> Plan:
-        """The cuts to begin a round with: the plan's own, within the limits, until every client has been measured."""
+        """The cuts to begin a round with: the plan's own, within the limits, until all clients are known."""
         with self._news:
-            if not all(client in self._rounds_batches for client in plan.cuts):
+            batches = self._batches_of(sorted(plan.cuts))
+            if batches is None:
                 within = {client: self._within(client, cut) for client, cut in plan.cuts.items()}
                 return Plan(plan.blocks, plan.boundary, within, plan.heads)
-            batches = {client: self._rounds_batches[client] for client in sorted(plan.cuts)}
             costs = self._book.costs(
                 batches, dict.fromkeys(batches, 0), plan.boundary, self._workers, self._limits, moving=False
             )
@@ -133,9 +145,9 @@ class Steering:
         return min(max(cut, floor), ceiling)
 
     def wants_profile(self, client: int) -> bool:
-        """Whether the client shall measure all blocks before its first batch."""
+        """Whether the client shall introduce itself: it has not opened a stream before."""
         with self._news:
-            return client not in self._book
+            return client not in self._rounds_batches
 
     def begin(self, round_: int, plan: Plan) -> None:
         """A round begins."""
@@ -156,22 +168,46 @@ class Steering:
             self._planner.join()
             self._planner = None
 
-    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+    def opened(
+        self, client: int, batches: int, profile_s: tuple[float, ...] | None, memory_bytes: Scalar = None
+    ) -> None:
         """See :meth:`Director.opened`."""
-        complaint = None
+        complaints = []
         with self._news:
             if profile_s is not None:
                 try:
                     self._book.introduce(client, profile_s)
                 except ValueError as error:
-                    complaint = str(error)
+                    complaints.append(str(error))
+            if memory_bytes is not None:
+                try:
+                    self._limits[client] = self._memory.limits(client, self._limits[client], memory_bytes)
+                except SettingsError as error:
+                    floor = self._limits[client][0]
+                    self._limits[client] = floor, floor
+                    complaints.append(f"{error}; until then it stays at its floor")
+                except ValueError as error:
+                    memory_bytes = None
+                    complaints.append(str(error))
             assert self._plan is not None
             known = self._book.client(client)
             self._courses[client] = _Course(batches, self._plan.cuts[client], self._clock(), jumps=known.jumps)
+            first = client not in self._rounds_batches
             self._rounds_batches[client] = batches
             self._joined = True
-        if complaint:
+            round_, block_s, (floor, ceiling) = self._round, list(known.slowdown.block_s), self._limits[client]
+        for complaint in complaints:
             self._events.emit("warning", message=complaint)
+        if first:
+            self._events.emit(
+                "profile",
+                round=round_,
+                client=client,
+                block_s=block_s,
+                memory_bytes=memory_bytes,
+                min_cut=floor,
+                max_cut=ceiling,
+            )
 
     def measured(self, client: int, measured: Measured) -> None:
         """See :meth:`Director.measured`."""
@@ -242,6 +278,14 @@ class Steering:
                 seconds = self._clock() - course.started_s
                 self._reports[client] = Report(course.cut, course.done, compute_s, seconds)
 
+    def _batches_of(self, clients: Sequence[int]) -> dict[int, int] | None:
+        """R_i of the round that begins, as far as is known; None if a plan cannot be made from that."""
+        known = {client: self._rounds_batches[client] for client in clients if client in self._rounds_batches}
+        if self._expected is None:
+            return known if len(known) == len(clients) else None
+        usual = round(sum(known.values()) / len(known)) if known else _USUAL_BATCHES
+        return {client: known.get(client, self._expected.get(client, usual)) for client in clients}
+
     def _plan_loop(self) -> None:
         while True:
             with self._news:
@@ -302,20 +346,47 @@ class Steering:
             self._events.emit("plan", round=round_, cuts={str(client): cut for client, cut in given.items()})
 
 
+_USUAL_BATCHES = 50
+"""R_i of a client of which nobody knows how much data it has (choice); plans depend on the clients' proportions."""
+
+
 def make_steering(
-    settings: Settings, chain: Chain, spec: DataSpec, cut_shapes: Sequence[CutShape], events: EventStream
+    settings: Settings,
+    chain: Chain,
+    spec: DataSpec,
+    cut_shapes: Sequence[CutShape],
+    batches: Mapping[int, int],
+    events: EventStream,
 ) -> Steering:
-    """Steering for a run; measures the server's own block times first."""
+    """Steering for a run; measures the server's own block times first.
+
+    Parameters
+    ----------
+    batches
+        R_i by client, where it is known before the clients are asked.
+
+    Raises
+    ------
+    SettingsError
+        Limits contradict each other, or a client's profile is not one of this run; naming the client.
+    """
+    limits = cut_limits(settings.allocator, settings.clients, len(chain))
+    profiles = known_profiles(settings, chain, spec)
     batch = settings.data.batch
     model = settings.model.label
     profile = measure(chain, spec, batch, settings.optimizer, model=model, device=settings.server.device)
     activations = [shape.bytes_per_sample * batch for shape in cut_shapes]
     sizes = batch_sizes(activations, [block.state_bytes for block in profile.blocks], batch)
+    book = Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes)
+    for client, known in profiles.items():
+        book.introduce(client, known.block_s)
     return Steering(
         DynslAllocator(settings.allocator),
-        Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes),
-        cut_limits(settings.allocator, settings.clients, len(chain)),
+        book,
+        limits,
         settings.server.workers,
         events,
+        memory=Memory(profile.peak_bytes(), settings.allocator.memory_share),
         mid_epoch=settings.allocator.mid_epoch,
+        expected=batches if ALGORITHMS[settings.algorithm.name].profiled else None,
     )

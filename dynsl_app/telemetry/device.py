@@ -1,13 +1,36 @@
-"""What a device says of itself: processor, memory, temperature, battery, network, GPU."""
+"""What a device says of itself: processor, memory, temperature, battery, network, GPU; and what of it is believed."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import psutil
 import torch
 
 _log = logging.getLogger(__name__)
+
+_LARGEST_BYTES = float(2**60)
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "cpu_percent": (0.0, 100.0),
+    "memory_available_bytes": (0.0, _LARGEST_BYTES),
+    "memory_total_bytes": (1.0, _LARGEST_BYTES),
+    "process_bytes": (0.0, _LARGEST_BYTES),
+    "temperature_c": (-100.0, 300.0),
+    "battery_percent": (0.0, 100.0),
+    "battery_plugged": (0.0, 1.0),
+    "net_sent_bytes": (0.0, _LARGEST_BYTES),
+    "net_received_bytes": (0.0, _LARGEST_BYTES),
+    "gpu_percent": (0.0, 100.0),
+    "gpu_memory_free_bytes": (0.0, _LARGEST_BYTES),
+    "gpu_memory_total_bytes": (1.0, _LARGEST_BYTES),
+    "gpu_process_bytes": (0.0, _LARGEST_BYTES),
+}
+"""All that a sample may hold, and from what to what a value is believed (choice)."""
+
+_NAMED = 3
+"""Wrong values of a sample that are named; the rest is counted."""
 
 
 class DeviceSampler:
@@ -32,6 +55,7 @@ class DeviceSampler:
         Returns
         -------
         dict
+            Some of :data:`BOUNDS`.
             ``cpu_percent`` (of all cores, since the last call), ``memory_available_bytes``, ``memory_total_bytes``,
             ``process_bytes``, ``temperature_c`` (the hottest), ``battery_percent``, ``battery_plugged`` (0 or 1),
             ``net_sent_bytes``, ``net_received_bytes`` (since boot), ``gpu_percent``, ``gpu_memory_free_bytes``,
@@ -67,6 +91,45 @@ class DeviceSampler:
     def _gpu_use(self) -> Mapping[str, float]:
         # Needs NVIDIA's management library, which not every installation has.
         return {"gpu_percent": float(torch.cuda.utilization(self._gpu))}
+
+
+def believable(client: int, sample: Mapping[str, object]) -> tuple[dict[str, float], str | None]:
+    """What of a client's sample is believed, and what is wrong with the rest, in words.
+
+    Parameters
+    ----------
+    sample
+        As it came: any names, any values.
+    """
+    kept: dict[str, float] = {}
+    wrong: list[str] = []
+    for name, (low, high) in BOUNDS.items():
+        value = sample.get(name)
+        if isinstance(value, int | float) and low <= value <= high:  # also refuses NaN
+            kept[name] = float(value)
+        elif name in sample:
+            wrong.append(f"{name}={value!r:.40} is not in {low:g}..{high:g}")
+    unknown = len(sample.keys() - BOUNDS.keys())
+    wrong += [f"{name!r:.40} is unknown" for name in islice((n for n in sample if n not in BOUNDS), _NAMED)]
+    if not wrong:
+        return kept, None
+    named = wrong[:_NAMED]
+    more = len(wrong) - len(named) + max(0, unknown - _NAMED)
+    rest = f" and {more} more" if more else ""
+    return kept, f"client {client}: of what it tells of its device, this was ignored: {', '.join(named)}{rest}"
+
+
+def free_bytes(device: str = "cpu") -> int | None:
+    """Memory that training on ``device`` could take now; None where it cannot be told.
+
+    Of a GPU its own, else the machine's: a container's limit is not seen.
+    """
+    try:
+        place = torch.device(device)
+        return torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else psutil.virtual_memory().available
+    except Exception as error:  # like any sensor, it may fail in any way
+        _log.debug("the free memory of %s cannot be read: %s", device, error)
+        return None
 
 
 def _processor() -> Mapping[str, float]:

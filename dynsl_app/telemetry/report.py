@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynsl_app.wire.base import Frame, Scalar, Transfer
 
-_PROFILE, _BLOCK_S = "profile", "telemetry/block_s"
+_PROFILE, _MEMORY, _BLOCK_S = "profile", "memory_bytes", "telemetry/block_s"
 _WAIT, _DOWN_S, _DOWN_BYTES, _DOWN_CHUNKS = "wait_s", "down_s", "down_bytes", "down_chunks"
 
 
@@ -67,12 +67,18 @@ def reported(frame: Frame) -> Reported | None:
     return Reported(block_s, wait_s, Transfer(0.0, seconds, size, chunks))
 
 
-def profile_report(profile_s: Sequence[float]) -> Mapping[str, Tensor]:
-    """Tensors to add to HELLO: seconds by block 1..L as measured before the first batch; none if not measured."""
-    return {_PROFILE: torch.tensor(profile_s, dtype=torch.float64)} if profile_s else {}
+def introduction(profile_s: Sequence[float], memory_bytes: int | None) -> Report:
+    """What to add to HELLO: seconds by block 1..L and the free memory, where they are known."""
+    meta: dict[str, Scalar] = {} if memory_bytes is None else {_MEMORY: memory_bytes}
+    return Report(meta, {_PROFILE: torch.tensor(profile_s, dtype=torch.float64)} if profile_s else {})
 
 
 def reported_profile(hello: Frame) -> tuple[float, ...] | None:
-    """Seconds by block as :func:`profile_report` told them; None if it did not. Nonsense is passed on."""
+    """Seconds by block as :func:`introduction` told them; None if it did not. Nonsense is passed on."""
     profile = hello.tensors.get(_PROFILE)
     return None if profile is None or profile.dim() != 1 else tuple(float(seconds) for seconds in profile)
+
+
+def reported_memory(hello: Frame) -> Scalar:
+    """Free memory in bytes as :func:`introduction` told it; None if it did not. Nonsense is passed on."""
+    return hello.meta.get(_MEMORY)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynsl_app.allocation.limits import cut_limits
+from dynsl_app.allocation.limits import Memory, cut_limits
 from dynsl_app.compose import compose
 from dynsl_app.errors import SettingsError
 from dynsl_app.settings import AllocatorSettings
@@ -38,3 +38,27 @@ def test_by_client_from_the_command_line_and_back() -> None:
     assert settings.allocator.max_cut == 4
     assert from_json(to_json(settings)) == settings
     assert from_yaml(to_yaml(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("free", "ceiling"), [(10**9, 5), (5 * 10**6, 4), (5 * 10**6 - 1, 3), (2.5 * 10**6, 2), (1_250_000, 1)]
+)
+def test_memory_lowers_the_ceiling_to_the_largest_cut_that_fits(free: float, ceiling: int) -> None:
+    """80 % of what is free holds blocks 1..n; the last cut that fits exactly counts."""
+    memory = Memory((1_000_000, 2_000_000, 3_000_000, 4_000_000, 9_000_000), 0.8)
+    assert memory.limits(3, (1, 5), int(free)) == (1, ceiling)
+    assert memory.limits(3, (1, 2), int(free)) == (1, min(2, ceiling))
+
+
+def test_a_floor_above_what_memory_holds_is_an_error_that_names_the_client() -> None:
+    memory = Memory((1_000_000, 2_000_000, 3_000_000), 0.5)
+    with pytest.raises(SettingsError, match=r"client 3: training blocks 1..2, its floor, needs 2 MB.*0.5 .* is 1.5 MB"):
+        memory.limits(3, (2, 3), 3_000_000)
+    with pytest.raises(SettingsError, match=r"client 3: training blocks 1..1.*lower allocator.min_cut or data.batch"):
+        memory.limits(3, (1, 3), 1)
+
+
+@pytest.mark.parametrize("free", [0, -1, 1.5e9, "8 GB", True, None, float("nan"), 10**400])
+def test_memory_that_is_none_is_refused_by_name(free: object) -> None:
+    with pytest.raises(ValueError, match=r"client 3: free memory of .* is none; it is ignored"):
+        Memory((1, 2), 0.8).limits(3, (1, 2), free)

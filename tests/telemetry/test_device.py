@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from dynsl_app.telemetry.device import DeviceSampler
+from dynsl_app.telemetry.device import BOUNDS, DeviceSampler, believable, free_bytes
 
 
 def test_every_device_tells_its_processor_and_memory():
@@ -72,3 +72,64 @@ def test_a_gpu_is_asked_only_where_blocks_are_on_it(monkeypatch: pytest.MonkeyPa
     assert sample["gpu_memory_total_bytes"] == 8.0
     assert sample["gpu_process_bytes"] == 2.0
     assert "gpu_percent" not in sample
+
+
+def test_all_that_a_device_tells_is_believed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 8))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
+    monkeypatch.setattr(
+        psutil, "sensors_battery", lambda: SimpleNamespace(percent=5, power_plugged=True), raising=False
+    )
+    temperatures = {"cpu": [SimpleNamespace(current=41.0)]}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: temperatures, raising=False)
+    sample = DeviceSampler("cuda:0").sample()
+    assert sample.keys() == BOUNDS.keys()
+    assert believable(3, sample) == (sample, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpu_percent", math.nan),
+        ("cpu_percent", 101.0),
+        ("cpu_percent", [1.0, 2.0]),
+        ("battery_plugged", "yes"),
+        ("memory_total_bytes", 0.0),
+        ("memory_available_bytes", -1),
+        ("net_sent_bytes", math.inf),
+        ("process_bytes", 10**400),
+        ("temperature_c", None),
+        ("humidity_percent", 40.0),
+    ],
+)
+def test_nonsense_is_named_and_ignored(name: str, value: object):
+    kept, complaint = believable(3, {"gpu_percent": 7, name: value})
+    assert kept == {"gpu_percent": 7.0}
+    assert complaint is not None
+    assert complaint.startswith("client 3: ")
+    assert name in complaint
+
+
+def test_much_nonsense_makes_no_long_message():
+    sample = {f"x{number}" * 1000: 0.0 for number in range(1000)} | {"cpu_percent": [0.0] * 1000}
+    kept, complaint = believable(3, sample)
+    assert kept == {}
+    assert complaint is not None
+    assert len(complaint) < 400
+    assert complaint.endswith("and 998 more")
+
+
+def test_free_memory_of_the_machine_and_of_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=11))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 8))
+    assert (free_bytes("cpu"), free_bytes("cuda:0")) == (11, 3)
+
+
+def test_free_memory_that_cannot_be_read_is_not_known(monkeypatch: pytest.MonkeyPatch):
+    def broken() -> None:
+        raise OSError("no /proc")
+
+    monkeypatch.setattr(psutil, "virtual_memory", broken)
+    assert free_bytes("cpu") is None
+    assert free_bytes("no such device") is None
