@@ -11,7 +11,18 @@ from dynsl_app.errors import SettingsError
 from dynsl_app.settings import Settings
 from dynsl_app.validate import read_yaml, validate
 
-CHANGEABLE = ("resume", "run_dir", "runtime", "rounds", "server.workers", "wire.*", "faults.*", "logging.*", "events.*")
+CHANGEABLE = (
+    "resume",
+    "run_dir",
+    "runtime",
+    "rounds",
+    "server.workers",
+    "wire.*",
+    "telemetry.*",
+    "faults.*",
+    "logging.*",
+    "events.*",
+)
 """What does not change the curve, so that a run may go on with other values."""
 
 

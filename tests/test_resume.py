@@ -42,8 +42,10 @@ def test_what_does_not_change_the_curve_may_be_new(run):
             "events.detail=round",
             "wire.bind=127.0.0.1:9000",
             "server.workers=2",
+            "telemetry.profile=flops",
         ]
     )
+    assert settings.telemetry.profile == "flops"
     assert (settings.rounds, settings.faults.batch_s, settings.logging.console) == (10, 5.0, "off")
     assert (settings.events.detail, settings.wire.bind, settings.server.workers) == ("round", "127.0.0.1:9000", 2)
 

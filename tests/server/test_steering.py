@@ -1,6 +1,7 @@
 """What is known of clients before and while they train, and the limits and cuts that follow from it."""
 
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from dynsl_app.algorithms import check
 from dynsl_app.allocation.dynsl import DynslAllocator
 from dynsl_app.allocation.limits import Memory
+from dynsl_app.cost.model import NoFeasibleCut
 from dynsl_app.data.source import DataSpec
 from dynsl_app.errors import SettingsError
 from dynsl_app.model.build import build_chain
@@ -42,9 +44,12 @@ SPEC = DataSpec((1, 4, 4), 10)
 class Log:
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.warned = threading.Event()
 
     def handle(self, event: Event) -> None:
         self.events.append(event)
+        if event["event"] == "warning":
+            self.warned.set()
 
     def close(self) -> None:
         pass
@@ -201,6 +206,26 @@ def test_profiles_plan_the_first_round(steering: Made) -> None:
     book.introduce(1, scaled(100))
     assert steering(book=book, expected={0: 10, 1: 10}).initial(HALF).cuts == {0: 4, 1: 1}
     assert steering(book=book).initial(HALF).cuts == {0: 2, 1: 2}
+
+
+def test_where_no_plan_is_feasible_training_goes_on_and_the_reason_is_told(log: Log) -> None:
+    """A floor above the boundary of a shared head leaves client 1 no cut: at a round's start that is an error."""
+    book = Book(SERVER_S, 8, SIZES, 2**20)
+    limits = {0: (1, 4), 1: (3, 4)}
+    allocator, events, memory = DynslAllocator(AllocatorSettings()), EventStream([log]), Memory(PEAK, 0.8)
+    subject = Steering(allocator, book, limits, 1, events, memory=memory, mid_epoch=True, expected={0: 10, 1: 10})
+    shared = Plan(blocks=4, boundary=2, cuts={0: 2, 1: 2}, heads=1)
+    with pytest.raises(NoFeasibleCut, match=r"client '1' has no feasible cut.*lower min_cut"):
+        subject.initial(shared)
+    subject.begin(1, shared)
+    subject.opened(0, 10, None, None)
+    subject.opened(1, 10, None, None)
+    subject.done(0)
+    assert log.warned.wait(20)
+    subject.done(1)
+    assert subject.command(0, 2) is None
+    subject.end()
+    assert "no plan this time: NoFeasibleCut: client '1' has no feasible cut" in log.warnings[0]
 
 
 def run_settings(**groups: Any) -> Settings:
