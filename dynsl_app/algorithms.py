@@ -237,7 +237,7 @@ def _check_telemetry(settings: Settings) -> None:
                     f"telemetry.profile_file names client {client}, and there are clients 0..{clients - 1}; correct "
                     f"the id or leave it out"
                 )
-    if ALGORITHMS[settings.algorithm.name].profiled:
+    if ALGORITHMS[settings.algorithm.name].profiled and settings.runtime != "testbed":
         without = [client for client in range(clients) if telemetry.file_of(client) is None]
         if without:
             raise SettingsError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.allocation.base import Allocator, Report, Situation
-from dynsl_app.allocation.dynsl import DynslAllocator
+from dynsl_app.allocation.choose import make_allocator
 from dynsl_app.allocation.limits import Memory, cut_limits
 from dynsl_app.data.source import DataSpec
 from dynsl_app.errors import SettingsError
@@ -381,7 +381,7 @@ def make_steering(
     for client, known in profiles.items():
         book.introduce(client, known.block_s)
     return Steering(
-        DynslAllocator(settings.allocator),
+        make_allocator(settings),
         book,
         limits,
         settings.server.workers,

@@ -19,6 +19,7 @@ from dynsl_app.server.director import Measured
 from dynsl_app.testbed.links import Constant
 from dynsl_app.testbed.simulate import Clock
 from dynsl_app.testbed.world import Happening, RatePath, World
+from dynsl_app.wire.base import Scalar
 
 Limits = Mapping[int, tuple[int, int]]
 
@@ -181,7 +182,9 @@ class Oracle:
         self._cuts |= {client: chosen[client] for client in clients}
         return {client: chosen[client] for client in clients}
 
-    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+    def opened(
+        self, client: int, batches: int, profile_s: tuple[float, ...] | None, memory_bytes: Scalar = None
+    ) -> None:
         """See :meth:`Director.opened`."""
         self._courses[client] = _Present(batches, self._cuts[client])
         self._news = self._clock.now > self._start

@@ -1,6 +1,8 @@
 """A run in virtual time, from settings to summary (ALGORITHMS §10)."""
 
 import dataclasses
+import math
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +11,7 @@ import torch
 
 from dynsl_app.algorithms import ALGORITHMS, check, make_plan
 from dynsl_app.allocation.choose import make_allocator
-from dynsl_app.allocation.limits import cut_limits
+from dynsl_app.allocation.limits import Memory, cut_limits
 from dynsl_app.allocation.refine import EVENTS, refine
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.data.source import DataSpec, Source
@@ -17,6 +19,7 @@ from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
 from dynsl_app.plan import Plan
+from dynsl_app.seeds import derive_seed
 from dynsl_app.server.book import Book, Sizes
 from dynsl_app.server.director import Director, Stay
 from dynsl_app.server.folder import RunFolder
@@ -29,6 +32,7 @@ from dynsl_app.summary import Summary
 from dynsl_app.targets import named_packages
 from dynsl_app.telemetry.events import EventStream, Sink
 from dynsl_app.telemetry.profile import load_profile
+from dynsl_app.telemetry.profiling import from_flops
 from dynsl_app.telemetry.sinks.factory import make_sinks
 from dynsl_app.testbed.compute import RealCompute
 from dynsl_app.testbed.dynamics import with_happenings
@@ -134,6 +138,8 @@ class _Testbed:
             spec, batch = DataSpec(settings.testbed.shape, settings.testbed.classes), settings.testbed.batch
         self._batch = batch
         chain = build_chain(settings.model, spec, settings.seed, allow)
+        label = settings.model.label
+        self._peak_bytes = from_flops(chain, spec, batch, settings.optimizer, 1e9, model=label).peak_bytes()
         self.standing = Standing(chain)
         batches: int | list[int] = settings.testbed.batches
         if source is not None:
@@ -149,7 +155,7 @@ class _Testbed:
             batches,
             settings.optimizer,
             settings.seed,
-            model=settings.model.label,
+            model=label,
             profiles={kind: load_profile(path) for kind, path in settings.testbed.profiles.items()},
         )
         world = dataclasses.replace(
@@ -304,12 +310,23 @@ class _Testbed:
         sizes = Sizes(
             tuple(map(int, world.up_bytes)), tuple(map(int, world.down_bytes)), tuple(map(int, world.state_bytes))
         )
+        book = Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes)
+        expected = None
+        if ALGORITHMS[name].profiled:
+            # Measured on each device before the run, like a file of `dynsl-profile`.
+            draws = random.Random(derive_seed("profiles", settings.seed))
+            for client, one in enumerate(world.clients):
+                factor = math.exp(world.compute_jitter * draws.gauss(0.0, 1.0))
+                book.introduce(client, [factor * seconds for seconds in one.block_s])
+            expected = {client: one.batches for client, one in enumerate(world.clients)}
         return Steering(
             make_allocator(settings),
-            Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes),
+            book,
             limits,
             world.server.workers,
             events,
+            memory=Memory(self._peak_bytes, settings.allocator.memory_share),
+            expected=expected,
             mid_epoch=settings.allocator.mid_epoch,
             clock=clock,
             threaded=False,

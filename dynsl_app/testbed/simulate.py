@@ -295,11 +295,12 @@ class Simulation:
         for course in courses:
             course.present, course.leaving = True, False
             self._training += 1
-            profile_s = None
+            profile_s = memory_bytes = None
             if self._wants_profile(course.client):
                 factor = course.compute * self._lognormal(self._noise_draws, self._world.compute_jitter)
                 profile_s = tuple(factor * seconds for seconds in course.truth.block_s)
-            self._director.opened(course.client, course.batches - course.batch, profile_s)
+                memory_bytes = course.truth.memory_bytes
+            self._director.opened(course.client, course.batches - course.batch, profile_s, memory_bytes)
             if self._compute is not None:
                 self._compute.open(course.client, course.cut)
             if course.started_s is None:
