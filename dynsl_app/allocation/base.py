@@ -26,6 +26,8 @@ class Situation:
         Told to move and not there yet, bool (N,): ``costs.current`` is its target, it is not to be commanded again.
     jumped
         An estimate of this client, or of the server, has jumped since the last call, bool (N,).
+    in_doubt
+        Its last measurement was off, and its next will tell whether that was chance, bool (N,).
     joined
         Whether somebody has joined or left since the last call.
     """
@@ -35,6 +37,7 @@ class Situation:
     since_move: Ints
     moving: NDArray[np.bool_]
     jumped: NDArray[np.bool_]
+    in_doubt: NDArray[np.bool_]
     joined: bool
 
 

@@ -3,7 +3,8 @@
 When a plan is applied, and what of it:
 
 * **Gain.** Only a plan that simulation ends ``min_gain`` sooner than today's cuts, moves included.
-* **Settling.** A client is left alone until ``settle`` of its batches were measured at its present cut.
+* **Settling.** A client is left alone until ``settle`` of its batches were measured at its present cut, and while its
+  last measurement is in doubt: its next one tells.
 * **Cool-down.** For ``cooldown`` batches after a move a client may go on in the same direction but not back. Going back
   within twice the cool-down in force doubles it; a client that stayed longer starts anew (choice). So a lasting change
   is met soon, and one that comes and goes every few batches costs ever fewer moves: a client that goes back as soon as
@@ -173,7 +174,8 @@ class DynslAllocator:
         costs = situation.costs
         heading = np.array([memory.heading for memory in memories])
         cooldown = np.array([memory.cooldown for memory in memories])
-        free = ~situation.moving & (costs.batches > 0) & (situation.since_move >= self._settings.settle)
+        free = ~situation.moving & ~situation.in_doubt & (costs.batches > 0)
+        free &= situation.since_move >= self._settings.settle
         cooling = (heading != 0) & (situation.since_move < cooldown)
         step = np.sign(np.arange(1, costs.c.shape[1] + 1) - costs.current[:, None])
         onward = ~cooling[:, None] | (step == heading[:, None])

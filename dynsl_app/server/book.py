@@ -77,6 +77,11 @@ class Client:
         return self.slowdown.level.jumps + self.link.jumps
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether its next batch will tell if something has changed."""
+        return self.slowdown.level.in_doubt or self.link.in_doubt
+
+    @property
     def complaints(self) -> list[str]:
         """Nonsense that it reported, in words."""
         own = self.slowdown.level.complaint

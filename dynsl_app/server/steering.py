@@ -326,6 +326,7 @@ class Steering:
             since_move=np.array([course.since_move for course in courses], dtype=np.int64),
             moving=np.array([course.target is not None or course.command is not None for course in courses]),
             jumped=np.array([service or n != c.jumps for n, c in zip(jumps, courses, strict=True)]),
+            in_doubt=np.array([self._book.client(client).in_doubt for client in clients]),
             joined=self._joined,
         )
         for course, count in zip(courses, jumps, strict=True):

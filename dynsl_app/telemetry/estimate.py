@@ -63,6 +63,11 @@ class Gate:
         """Standard deviation of a single measurement, relative."""
         return 1.25 * self._spread
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the last measurement was off, and the next will tell whether that was chance."""
+        return self._suspect is not None
+
     def admit(self, ratio: float, weight: float) -> tuple[float, bool]:
         """What a measurement of ``ratio`` times the level counts as, and whether it is a new level.
 
@@ -133,6 +138,11 @@ class Level:
         self._weight = 1.0
         self._evidence = 0.0
         self._batch: float | None = None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the next measurement will tell if the level has changed."""
+        return self._gate.in_doubt
 
     def add(self, value: float, batch: float) -> bool:
         """Take a measurement of batch ``batch``.

@@ -193,6 +193,11 @@ class LinkEstimate:
         return self.up.jumps + self.down.jumps
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether the next frame will tell if the link has changed."""
+        return self.up.level.in_doubt or self.down.level.in_doubt
+
+    @property
     def complaints(self) -> list[str]:
         """The last nonsense of each kind that was ignored, in words."""
         return [text for text in (self.up.level.complaint, self.down.level.complaint, self.rtt.complaint) if text]
