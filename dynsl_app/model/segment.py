@@ -79,6 +79,8 @@ class Segment:
         self._per_member = per_member
         self._observer = observer
         self._parts: list[_Part] = []
+        self._unseen: list[int] = []
+        """Blocks of the last forward whose input has no gradient, so that only the end of the backward ends theirs."""
         for block in blocks:
             self._add(block)
 
@@ -92,25 +94,33 @@ class Segment:
         observer = self._observer
         if observer is not None:
             observer.begin()
+        self._unseen = []
         for position, block in enumerate(self.blocks):
             seed_dropout(block, members)
             if self._per_member:
                 set_members(block, [size for _, size in members])
-            if observer is not None and position:
+            if observer is not None and position and x.requires_grad:
                 # The gradient at a block's input is there when its backward is done.
                 x.register_hook(partial(_passed, observer, block.index))
+            else:
+                self._unseen.append(block.index)
             x = block(x)
             if observer is not None:
                 observer.forward(block.index)
         return x
 
     def backward(self, top: Tensor, gradient: Tensor | None = None) -> None:
-        """Backward from this segment's output (or a scalar made of it), with the gradient at it."""
+        """Backward from this segment's output (or a scalar made of it), with the gradient at it.
+
+        Does nothing where no block below has anything to train (one that only flattens).
+        """
         if self._observer is not None:
             self._observer.begin()
-        top.backward(gradient)
-        if self._observer is not None and self._parts:
-            self._observer.backward(self._parts[0].block.index)
+        if top.requires_grad:
+            top.backward(gradient)
+        if self._observer is not None:
+            for block in reversed(self._unseen):
+                self._observer.backward(block)
 
     def step(self, rate: float) -> None:
         """Update every block from its gradients, then drop them."""

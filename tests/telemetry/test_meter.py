@@ -79,6 +79,18 @@ def test_each_block_gets_its_own_time_and_waits_belong_to_nobody():
         assert meter.take_phases() == {index: Phases(*seconds) for index, seconds in times.items()}
 
 
+def test_a_block_below_which_nothing_trains_gets_its_own_backward():
+    """A first block without parameters has none, and gives none of it to itself."""
+    clock = Clock()
+    meter = BlockMeter(clock)
+    blocks = [Block(1, [("flatten", nn.Flatten())])]
+    blocks += [Block(index, [(f"b{index}", Slow(clock, index, 10.0 * index))]) for index in (2, 3)]
+    train(Segment(blocks, OptimizerSettings(), observer=meter))
+    assert meter.take_phases() == {1: Phases(), 2: Phases(2.0, 20.0), 3: Phases(3.0, 30.0)}
+    train(Segment(blocks[:1], OptimizerSettings(), observer=meter))
+    assert meter.take_phases() == {1: Phases()}
+
+
 def test_take_sums_the_phases_and_starts_anew():
     clock = Clock()
     meter = BlockMeter(clock)
