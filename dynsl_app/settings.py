@@ -20,7 +20,10 @@ _STRICT = ConfigDict(extra="forbid", populate_by_name=True, str_strip_whitespace
 
 @dataclass(frozen=True, config=_STRICT)
 class AlgorithmSettings:
-    """``cut`` is n for all clients; None is ⌈L/2⌉. ``fedavg`` has none. ``time_weight`` is ARES's λ; 1: time only."""
+    """``cut`` is n for all clients, the first of those that adapt; None is ⌈L/2⌉. ``fedavg`` has none.
+
+    ``time_weight`` is ARES's λ; 1: time only.
+    """
 
     name: Literal[
         "dynsl",
@@ -37,7 +40,7 @@ class AlgorithmSettings:
         "oracle_paid",
         "oracle",
         "oracle_bound",
-    ] = "splitfed_v1"
+    ] = "dynsl"
     cut: int | None = Field(default=None, ge=1)
     time_weight: float = Field(default=1.0, ge=0, le=1)
 

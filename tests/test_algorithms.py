@@ -31,6 +31,7 @@ def test_every_name_has_a_meaning():
 @pytest.mark.parametrize(
     ("algorithm", "heads", "policy", "cut", "boundary"),
     [
+        ("dynsl", 0, "continuous", 3, 5),  # what it begins with
         ("fedavg", 0, "continuous", 5, 5),
         ("uniform", 0, "continuous", 3, 5),
         ("splitfed_v1", 0, "continuous", 3, 5),

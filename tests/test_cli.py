@@ -41,7 +41,7 @@ def dynsl(monkeypatch, tmp_path):
 def test_one_run(dynsl, tmp_path):
     code, runs = dynsl("runtime=local", "algorithm=splitfed_v1", "clients=6", "rounds=3")
     assert code == 0
-    assert runs == [compose(["clients=6"])]
+    assert runs == [compose(["algorithm=splitfed_v1", "clients=6"])]
     assert list(tmp_path.iterdir()) == []  # none of Hydra's own folders
 
 

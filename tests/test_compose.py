@@ -38,7 +38,7 @@ def test_the_defaults():
     settings = compose([])
     assert isinstance(settings, Settings)
     assert (settings.runtime, settings.seed, settings.rounds, settings.clients) == ("local", 0, 3, 4)
-    assert (settings.algorithm.name, settings.model.name, settings.data.name) == ("splitfed_v1", "cnn", "digits")
+    assert (settings.algorithm.name, settings.model.name, settings.data.name) == ("dynsl", "cnn", "digits")
     assert (settings.data.batch, settings.data.alpha) == (8, 0.5)
     assert (settings.optimizer.name, settings.optimizer.lr) == ("adam", 1e-3)
     assert (settings.wire.name, settings.wire.tls) == ("grpc", "on")

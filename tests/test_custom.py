@@ -9,6 +9,8 @@ from dynsl_app.errors import DataError, SettingsError
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.local_grid import run_local
 from dynsl_app.run import run
+from dynsl_app.server import rounds
+from dynsl_app.server.director import Stay
 
 MODULE = """
 import torch
@@ -33,10 +35,34 @@ def test_own_model_and_data_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(tmp_path)
     own = ["model=custom", "model._target_=users_own.net", "+model.params.width=6"]
     own += ["data=custom", "data._target_=users_own.load", "+data.params.classes=4"]
-    settings = compose([*own, "rounds=1", f"run_dir={tmp_path / 'run'}", "logging.console=off"])
-    summary = run_local(settings)
+    own += ["rounds=1", "logging.console=off"]
+    summary = run_local(compose([*own, "algorithm=splitfed_v1", f"run_dir={tmp_path / 'fixed'}"]))
     assert summary.rounds == 1
     assert set(summary.cuts.values()) == {2}
+    assert run_local(compose([*own, f"run_dir={tmp_path / 'default'}"])).rounds == 1
+
+
+class _Swing(Stay):
+    """Sends every client from 1 block to 3, to 2, to 1, and round again."""
+
+    def command(self, client: int, cut: int) -> int | None:
+        return {1: 3, 3: 2, 2: 1}[cut]
+
+
+def test_a_block_without_parameters_may_be_all_that_a_client_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block of the module's net only flattens, and moves like any other; the weights are FedAvg's."""
+    (tmp_path / "flat_first.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(rounds, "Stay", _Swing)
+    common = ["model=custom", "model._target_=flat_first.net", "data=custom", "data._target_=flat_first.load"]
+    common += ["rounds=2", "clients=2", "data.batch=2", "logging.console=off", "wire=inprocess"]
+    swung = run_local(compose([*common, "algorithm=uniform", "algorithm.cut=1", f"run_dir={tmp_path / 'swung'}"]))
+    assert swung.moves >= 12
+    run_local(compose([*common, "algorithm=fedavg", f"run_dir={tmp_path / 'whole'}"]))
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("swung", "whole")]
+    assert models[0] == models[1]
 
 
 SMALL = ["model=mlp", "data.limit=40", "rounds=1", "logging.console=off"]

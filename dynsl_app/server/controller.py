@@ -257,7 +257,8 @@ class Controller:
         if told.wait_s is None or told.down is None or up is None:
             measured = Measured(told.block_s)
         else:
-            measured = Measured(told.block_s, up, told.down, told.wait_s - session.held_s)
+            # The client's clock starts when it has sent; the server may have begun before that.
+            measured = Measured(told.block_s, up, told.down, max(0.0, told.wait_s - session.held_s))
         self._director.measured(session.client, measured)
 
     # -- moves: a command rides on a reply, the first frame of the next generation acknowledges it -----------------

@@ -17,6 +17,7 @@ from dynsl_app.model.state import block_weights
 from dynsl_app.orders import TrainOrder
 from dynsl_app.settings import (
     DataSettings,
+    AlgorithmSettings,
     FaultSettings,
     ModelSettings,
     NodeSettings,
@@ -36,6 +37,7 @@ Answer = Callable[[Frame], Frame]
 def settings(**changes: Any) -> Settings:
     given: dict[str, Any] = {
         "clients": 3,
+        "algorithm": AlgorithmSettings(name="splitfed_v1"),
         "model": ModelSettings(name="mlp"),
         "data": DataSettings(name="synthetic", shape=(1, 4, 4), samples=100, limit=36, batch=3),
         "optimizer": OptimizerSettings(name="sgd", lr=0.1),

@@ -84,9 +84,12 @@ class Outcome:
 
 
 class Trial:
-    """Runs by overrides, over any control plane. Three clients with four batches each, unless said otherwise."""
+    """Runs by overrides, over any control plane. Three clients with four batches each and cuts that stay, unless said
+    otherwise.
+    """
 
     BASE = (
+        "algorithm=splitfed_v1",
         "model=mlp",
         "clients=3",
         "rounds=1",
