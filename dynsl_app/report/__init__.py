@@ -1,0 +1,1 @@
+"""Figures and tables from the files of run folders."""
