@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${DYNSL_VENV:-.venv}/bin/python"
 
 export DYNSL_RUNS="$PWD/runs"
-"$python" scripts/flower_run.py simulation --clients 4 "name=demo fleet=demo rounds=4"
+"$python" scripts/flower_run.py simulation --clients 4 "name=demo fleet=demo rounds=3"
 story=$(ls -td "$DYNSL_RUNS"/*/ | head -n 1)
 
 echo

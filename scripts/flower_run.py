@@ -1,6 +1,6 @@
 """Run the app with Flower, in simulation or as a deployment on loopback, and exit with the run's true outcome.
 
-    python scripts/flower_run.py simulation --clients 4 'algorithm=splitfed_v1 rounds=3'
+    python scripts/flower_run.py simulation --clients 4 'fleet=demo rounds=3'
     python scripts/flower_run.py deployment --clients 3 --secure 'rounds=1 data.limit=96'
 
 ``flwr run`` itself exits with 0 whatever happens. Everything that is started here, ends here.

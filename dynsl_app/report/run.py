@@ -103,6 +103,8 @@ def read_run(folder: Path) -> Run:
         raise SettingsError(
             f"{folder}: {error.filename} cannot be read ({error.strerror}); give the folder of a finished run"
         ) from None
+    except SettingsError as error:
+        raise SettingsError(f"{folder}: its config.yaml is not of this version: {error}") from None
     except (ValueError, KeyError) as error:
         raise SettingsError(f"{folder}: not a run folder of this version ({error!r}); give another one") from None
 

@@ -16,8 +16,8 @@ from dynsl_app.model.build import build_chain
 from dynsl_app.model.state import block_weights
 from dynsl_app.orders import TrainOrder
 from dynsl_app.settings import (
-    DataSettings,
     AlgorithmSettings,
+    DataSettings,
     FaultSettings,
     ModelSettings,
     NodeSettings,

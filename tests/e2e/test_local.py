@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from dynsl_app.compose import compose
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.local_grid import run_local
 from dynsl_app.run import run
+from dynsl_app.telemetry.sinks.jsonl import read_events
 
 _TINY = ["clients=3", "rounds=2", "data.limit=96"]
 _WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from dynsl_app.cli import main; sys.exit(main())"
@@ -32,6 +36,26 @@ def test_command_trains_without_ray(tmp_path: Path, runs: Path) -> None:
     assert summary["bytes_up"] > 0
     written = {path.name for path in folder.iterdir()}
     assert written >= {"config.yaml", "events.jsonl", "metrics.csv", "model.safetensors", "checkpoint", "trace.json"}
+
+
+def test_the_demo_fleet_moves_in_mid_epoch(
+    tmp_path: Path, runs: Path, moves: Callable[[Path], list[tuple[int, int, int]]]
+) -> None:
+    """With the defaults, within two rounds."""
+    done = _dynsl(tmp_path, "runtime=local", "fleet=demo", "rounds=2")
+    assert done.returncode == 0, done.stderr
+    (folder,) = runs.iterdir()
+    assert any(after < before for _, before, after in moves(folder))
+
+
+@pytest.mark.parametrize("limit", [1, 8, 9])
+def test_the_defaults_train_one_client_on_next_to_nothing(tmp_path: Path, limit: int) -> None:
+    """One or two batches, one of them of one sample: nothing to plan, and nothing to warn of."""
+    folder = tmp_path / "run"
+    overrides = ["model=mlp", "clients=1", "rounds=2", f"data.limit={limit}", f"run_dir={folder}"]
+    summary = run_local(compose([*overrides, "logging.console=off"]))
+    assert (summary.algorithm, summary.rounds, len(summary.cuts)) == ("dynsl", 2, 1)
+    assert not [event for event in read_events(folder / "events.jsonl") if event["event"] == "warning"]
 
 
 def test_command_fails_with_the_setting_and_no_traceback(tmp_path: Path, runs: Path) -> None:
