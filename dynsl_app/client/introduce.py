@@ -1,15 +1,18 @@
 """How a client introduces itself before its first batch: what its blocks cost on its device, and what memory it has."""
 
+import logging
 from dataclasses import dataclass
 
 from dynsl_app.client.emulate import Emulator
 from dynsl_app.data.source import DataSpec
-from dynsl_app.errors import SettingsError
+from dynsl_app.errors import ModelError, SettingsError
 from dynsl_app.model.chain import Chain
 from dynsl_app.settings import NodeSettings, Settings
 from dynsl_app.telemetry.device import free_bytes
 from dynsl_app.telemetry.profile import load_profile
 from dynsl_app.telemetry.profiling import from_flops, identity_of, measure
+
+_log = logging.getLogger(__name__)
 
 WARMUP = 3
 """Batches through the whole model before the first one, where the profile is measured (choice)."""
@@ -85,4 +88,9 @@ def _warmed_up(
     if memory_bytes is not None and counted.peak_bytes()[-1] > settings.allocator.memory_share * memory_bytes:
         return counted.block_s
     around = None if emulator is None else emulator.around
-    return measure(*what, model=model, batches=WARMUP, device=node.device, around=around).block_s
+    try:
+        return measure(*what, model=model, batches=WARMUP, device=node.device, around=around).block_s
+    except ModelError as error:
+        # What the client shall train may fit all the same.
+        _log.warning("client %d: its blocks are counted and not measured: %s", node.partition_id, error)
+        return counted.block_s

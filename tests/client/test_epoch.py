@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynsl_app.client import introduce
 from dynsl_app.client.epoch import train
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.errors import ClientLost, DataError, LinkClosed, ModelError, WireError
@@ -175,6 +176,21 @@ def test_a_local_client_tells_its_progress(play) -> None:
     told = [frame for frame in server.frames if frame.kind is Kind.PROGRESS]
     assert [frame.batch for frame in told] == list(range(BATCHES))
     assert all(frame.meta["samples"] == 3 and not frame.tensors for frame in told)
+
+
+def test_a_device_that_cannot_hold_the_whole_model_counts_instead_of_measuring(
+    play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it shall train may fit all the same."""
+
+    def too_large(*_: object, **__: object) -> None:
+        raise ModelError("mlp does not fit into this device's memory")
+
+    monkeypatch.setattr(introduce, "measure", too_large)
+    server = play(reply)
+    assert train(server.order(2, profile=True), NODE).samples == 12
+    assert "profile" in server.frames[0].tensors
+    assert "its blocks are counted and not measured: mlp does not fit" in caplog.text
 
 
 def test_weights_that_do_not_fit_are_refused_before_a_stream_is_opened(play) -> None:
