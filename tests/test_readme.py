@@ -39,9 +39,9 @@ def test_dynsl_commands_compose(line: str) -> None:
     assert settings.rounds >= 1
 
 
-@pytest.mark.parametrize("line", [*commands("flwr run"), *commands("python scripts/flower_run.py")])
-def test_flower_commands_compose(line: str) -> None:
-    """tests/e2e runs such commands for real."""
+@pytest.mark.parametrize("line", [*commands("flwr run"), *commands("python scripts/")])
+def test_overrides_in_one_string_compose(line: str) -> None:
+    """tests/e2e and tests/test_compare_cuts.py run such commands for real."""
     words = shlex.split(line)
     overrides = words[words.index("--run-config") + 1] if "--run-config" in words else f"overrides='{words[-1]}'"
     assert compose(split_overrides(overrides.removeprefix("overrides='").removesuffix("'"))).rounds >= 1
