@@ -107,8 +107,8 @@ class RowReader(Generic[T]):
         before = f"{row}: " if row else ""
         says = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
         match problem["type"]:
-            case "value_error":
-                return f"{before}{key}={problem['input']!r}: {says}" if key else f"{before}{says}"
+            case "value_error" if isinstance(problem["input"], Mapping):
+                return f"{key}: {says}" if key else f"{before}{says}"
             case "missing":
                 return f"{before}{key} is missing"
             case "unexpected_keyword_argument":

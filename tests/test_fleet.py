@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from dynsl_app.algorithms import check
 from dynsl_app.compose import compose
 from dynsl_app.errors import SettingsError
-from dynsl_app.fleet import Change, Device, Fleet, read_fleet, resolve
+from dynsl_app.fleet import SERVERS, Change, Device, Fleet, Generate, Line, Server, read_fleet, resolve
 from dynsl_app.settings import Settings
 from dynsl_app.validate import from_json, from_yaml, to_json, to_yaml
 
 PI = {"name": "pi", "compute": 3.0}
 JET = {"name": "jet", "compute": 2.0, "up_Bps": 1e6}
+GENERATE = {"count": 4, "speed": 3, "sigma": 1, "slowest": 2, "fastest": 5}
 
 
 @pytest.fixture
@@ -129,6 +130,21 @@ def test_a_fleet_can_be_listed_in_the_override() -> None:
         ({"devices": [PI], "changes": [{"at_s": 1, "client": 0, "compute": 0}]}, "change 0: compute=0: must be"),
         ({"devices": [PI], "changes": [{"at_s": 1, "client": 0, "compute": 0.1}]}, "would make pi faster than"),
         ({"devices": [PI], "changes": [{"at_s": 1, "client": 0, "link": 0.1}]}, "link=0.1: pi has neither up_Bps"),
+        ({"devices": [PI | {"links": "lan"}]}, "device 0 (pi): links='lan': must be 'wired', 'wifi' or 'lte'"),
+        ({"devices": [JET | {"links": "lte"}]}, "device 0 (jet): links=lte and up_Bps both say what its link is"),
+        ({"devices": [JET | {"up_trace": "a"}]}, "device 0 (jet): up_Bps and up_trace both say"),
+        ({"devices": [JET], "links": "lte"}, "links=lte: there are no devices without a link of their own"),
+        ({"links": "lte"}, "links=lte: there are no devices without a link of their own"),
+        ({"devices": [PI | {"spread": 1}]}, "device 0 (pi): spread=1: must be less than 1"),
+        ({"devices": [PI], "server": "big"}, "server='big': there are strong, medium, weak; or give speed"),
+        ({"devices": [PI], "server": {"speed": 0}}, "server: speed=0: must be greater than 0"),
+        ({"devices": [PI], "server": {"sped": 1}}, "server: sped is unknown; did you mean speed?"),
+        ({"devices": [PI], "reference_gflops": 0}, "reference_gflops=0: must be greater than 0"),
+        ({"devices": [PI], "generate": GENERATE}, "devices and changes are listed, and generate would draw others"),
+        ({"generate": GENERATE | {"count": 0}}, "generate: count=0: must be greater than or equal to 1"),
+        ({"generate": GENERATE | {"slowest": 9}}, "generate: speed=3 is not from slowest=9 to fastest=5"),
+        ({"generate": GENERATE | {"links": {"lte": 0}}}, "generate: links: all shares are 0"),
+        ({"generate": {"count": 3}}, "generate: speed is missing"),
     ],
 )  # fmt: skip
 def test_refusals_name_row_and_field(plain: dict[str, Any], says: str) -> None:
@@ -166,3 +182,52 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 def test_a_file_and_a_named_fleet_are_refused_together(write) -> None:
     with pytest.raises(SettingsError, match=r"fleet\.file=.* and fleet=demo both list devices; choose one"):
         compose(["fleet=demo", f"fleet.file={write('devices: [{name: a, compute: 1}]')}"])
+
+
+def test_settings_are_laid_over_a_file(write) -> None:
+    file = write("links: wired\nserver: weak\ndevices: [{name: a, speed: 1}]\n")
+    fleet = compose([f"fleet.file={file}", "fleet.links=wifi", "fleet.server=strong"]).fleet
+    assert (fleet.links, fleet.server, fleet.name) == ("wifi", SERVERS["strong"], "mine")
+    fleet = compose([f"fleet.file={file}", "fleet.server={speed: 70, workers: 3}"]).fleet
+    assert (fleet.links, fleet.server) == ("wired", Server(70, workers=3))
+    file = write("generate: {count: 4, speed: 3, sigma: 1, slowest: 2, fastest: 5}\n")
+    settings = compose([f"fleet.file={file}", "+fleet.generate.count=9"])
+    assert (settings.clients, settings.fleet.generate) == (9, Generate(**GENERATE | {"count": 9}))
+    assert from_yaml(to_yaml(settings)) == from_json(to_json(settings)) == settings
+
+
+def test_a_file_and_a_generated_fleet_are_refused_together(write) -> None:
+    with pytest.raises(SettingsError, match=r"fleet\.file=.* and fleet=generated both list devices; choose one"):
+        compose(["fleet=generated", f"fleet.file={write('devices: [{name: a, compute: 1}]')}"])
+
+
+def test_generated_devices_are_known_to_the_testbed_only() -> None:
+    settings = compose(["fleet=generated", "fleet.generate.count=1000"])
+    assert settings.clients == 1000
+    with pytest.raises(SettingsError, match="client 3: fleet=generated draws its devices, which only the testbed can"):
+        settings.fleet.device(3)
+
+
+def test_clients_are_counted_in_their_kind() -> None:
+    fleet = Fleet(devices=[Device("a", 2, compute=1), Device("b", 2, compute=3)])
+    assert [fleet.place(client)[1] for client in range(4)] == [0, 1, 0, 1]
+
+
+def test_what_varies_cannot_be_played() -> None:
+    fleet = compose(["fleet=colext24"]).fleet
+    assert fleet.line(fleet.device(0)) == Line(117.5e6, 117.5e6, 0.5e-3)
+    assert Fleet(devices=[Device("a", compute=1, links="wired", rtt_s=1)]).line(
+        Device("a", compute=1, links="wired", rtt_s=1)
+    ) == Line(117.5e6, 117.5e6, 1)
+    for links in ("wifi", "lte"):
+        fleet = compose(["fleet=colext24", f"fleet.links={links}"]).fleet
+        with pytest.raises(SettingsError, match=f"jetson_agx_orin: links={links} is known to the testbed only"):
+            fleet.line(fleet.device(0))
+    traced = Device("a", compute=1, up_trace="a.trace")
+    with pytest.raises(SettingsError, match="device a: its trace is known to the testbed only"):
+        Fleet(devices=[traced]).line(traced)
+
+
+def test_a_class_of_links_can_change() -> None:
+    fleet = Fleet(devices=[Device("a", compute=1)], links="wired", changes=[Change(at_s=1, client=0, link=0.1)])
+    assert fleet.changes_of(0)[0].link == 0.1

@@ -109,7 +109,7 @@ def _script(rows: Sequence[tuple[str, Row]], people: Population, t0_s: float, se
         for at_s, factor in _course(spans)
     ]
     for client, course in presence.items():
-        happenings += _comings(client, course)
+        happenings += _comings(client, course, new=client >= people.size)
     happenings.sort(key=lambda one: (one.at_s, -1 if one.client is None else one.client))
     return Script(tuple(happenings), clients)
 
@@ -165,10 +165,10 @@ def _course(spans: Sequence[_Span]) -> list[tuple[float, float]]:
     return course
 
 
-def _comings(client: int, course: Sequence[tuple[float, str, str]]) -> list[Happening]:
-    """A client's comings and goings, checked in order of time."""
+def _comings(client: int, course: Sequence[tuple[float, str, str]], *, new: bool) -> list[Happening]:
+    """A client's comings and goings, checked in order of time; ``new``: it is certainly not there at first."""
     happenings = []
-    there: bool | None = None
+    there = False if new else None
     for at_s, action, name in sorted(course, key=lambda one: one[0]):
         if action == "join":
             if there:

@@ -176,6 +176,14 @@ def test_the_fleet_says_what_a_client_plays() -> None:
         emulator_for(settings, NODE, 3)
 
 
+def test_wired_links_are_played_and_those_that_vary_refused() -> None:
+    emulator = emulator_for(Settings(fleet=Fleet(devices=[Device("a", speed=1)], links="wired")), NODE, 0)
+    assert emulator is not None
+    assert _pacer(emulator).up(117_500_000, 0.0) == pytest.approx(1.00025)
+    with pytest.raises(SettingsError, match="device a: links=lte is known to the testbed only"):
+        emulator_for(Settings(fleet=Fleet(devices=[Device("a", speed=1)], links="lte")), NODE, 0)
+
+
 def test_what_the_node_says_of_itself_wins() -> None:
     settings = Settings(fleet=Fleet(devices=[Device("pi", compute=10, up_Bps=1e3)]))
     emulator = emulator_for(settings, NodeSettings(0, 1, emulate_down=500.0), 0)
