@@ -153,10 +153,7 @@ def costs_of(instance: Instance, *, move_s: Floats | None = None, move_bytes: Fl
     allowed[kept] = cut == current[kept, None]
     allowed[new] &= cut == floor[new, None]
 
-    shared_s = floor_s = 0.0
-    if boundary < blocks:
-        call_s, shared_s = instance.server_call_s, float(server_s[boundary - 1])
-        floor_s = (shared_s - call_s) * int(batches.sum()) + call_s * int(batches.max())
+    shared_s, floor_s = shared_times(server_s, instance.server_call_s, boundary, batches, np.zeros_like(batches))
     return Costs(
         names=tuple(client.name for client in clients),
         batches=batches,
@@ -193,6 +190,34 @@ def allowed_cuts(floor: Ints, ceiling: Ints, blocks: int) -> NDArray[np.bool_]:
     cut = np.arange(1, blocks + 1)
     allowed: NDArray[np.bool_] = (cut >= floor[:, None]) & (cut <= ceiling[:, None])
     return allowed
+
+
+def shared_times(server_s: Floats, call_s: float, boundary: int, batches: Ints, head: Ints) -> tuple[float, float]:
+    """What is serial because of shared heads: ``shared_s`` and ``shared_floor_s`` of :class:`Costs`; 0 and 0 at b = L.
+
+    With k heads a request waits for every k-th only, so that a k-th of the serial part counts (choice: right for heads
+    with as many clients each); no plan ends before the busiest head has done its own.
+
+    Parameters
+    ----------
+    server_s
+        w(n), (L,).
+    call_s
+        h0 of it, seconds.
+    boundary
+        b.
+    batches
+        R, (N,).
+    head
+        Which head each client uses, (N,).
+    """
+    if boundary == len(server_s):
+        return 0.0, 0.0
+    serial_s, heads = float(server_s[boundary - 1]), np.unique(head)
+    floors = [
+        (serial_s - call_s) * int(own.sum()) + call_s * int(own.max()) for own in (batches[head == k] for k in heads)
+    ]
+    return serial_s / len(heads), max(floors)
 
 
 def server_times(block_s: Floats, call_s: float) -> Floats:

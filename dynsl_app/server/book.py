@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynsl_app.cost.model import Costs, allowed_cuts, transfer_times
+from dynsl_app.cost.model import Costs, allowed_cuts, shared_times, transfer_times
 from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.estimate import Slowdown
 from dynsl_app.telemetry.link import LinkEstimate
@@ -147,6 +147,7 @@ class Book:
         limits: Mapping[int, tuple[int, int]],
         *,
         moving: bool,
+        heads: int = 0,
     ) -> Costs:
         """What every cut of every client costs now (ALGORITHMS §5).
 
@@ -160,6 +161,8 @@ class Book:
             Floor and ceiling by client.
         moving
             Whether a change of cut moves state in mid-epoch.
+        heads
+            Shared heads, of which client i uses i modulo their number; 0 when nothing is shared.
         """
         blocks = len(self._profile_s)
         known = [self.client(client) for client in batches]
@@ -175,11 +178,16 @@ class Book:
             moved = np.where(current[:, None] > 0, state[1:] - state[current][:, None], 0.0)
             move_bytes = np.abs(moved)
             move_s = np.where(moved > 0, moved / down_Bps, -moved / up_Bps)
-        server = np.array([self.service.at(None, cut, self._batch) for cut in range(1, blocks)] + [0.0])
+        # All heads are the same blocks on the same machine, so what is known of one is known of all.
+        keys: Sequence[int | None] = range(heads) if heads else [None]
+        service = [[self.service.at(key, cut, self._batch) for cut in range(1, blocks)] for key in keys]
+        server = np.append(np.mean(service, axis=0), 0.0)
         # What was measured need not fall from cut to cut; what a plan assumes must.
         server = np.maximum.accumulate(server[::-1])[::-1]
-        shared_s = float(server[boundary - 1]) if boundary < blocks else 0.0
         rest = np.array(list(batches.values()), dtype=np.int64)
+        head = np.array([client % heads if heads else 0 for client in batches], dtype=np.int64)
+        call_s = float(np.mean([self.service.call_s(key, boundary) for key in keys]))
+        shared_s, floor_s = shared_times(server, min(call_s, server[boundary - 1]), boundary, rest, head)
         return Costs(
             names=tuple(str(client) for client in batches),
             batches=rest,
@@ -190,7 +198,7 @@ class Book:
             current=current,
             workers=workers,
             shared_s=shared_s,
-            shared_floor_s=shared_s * float(rest.sum()),
+            shared_floor_s=floor_s,
             move_s=move_s,
             move_bytes=move_bytes,
         )

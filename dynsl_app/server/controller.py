@@ -404,10 +404,11 @@ class Controller:
             if not pulled:
                 self._heads.step(stepping)
             ended = time.monotonic()
-            first, wait_s = trained[0][0], started - min(request.arrived for request in group)
-            head = self._plan.head_of(first.key.client)
+            wait_s = started - min(request.arrived for request in group)
+            head = self._plan.head_of(trained[0][0].key.client)
             sizes = [len(work.target) for work, _ in trained]
-            self._director.served(head, first.cut, sum(sizes), ended - started, wait_s)
+            entries = [(work.cut, size) for (work, _), size in zip(trained, sizes, strict=True)]
+            self._director.served(head, entries, ended - started, wait_s)
             self._events.emit(
                 "step",
                 round=self._round,

@@ -1,6 +1,6 @@
 """Who decides on moves in mid-epoch, as the controller sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,8 +49,8 @@ class Director(Protocol):
         """A client's frame told of its last batch."""
         ...
 
-    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
-        """The server has done one group of one client's batch, or of several in ``head``."""
+    def served(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> None:
+        """The server has done one client's batch, or several as one in ``head``: each as its cut and its samples."""
         ...
 
     def done(self, client: int) -> None:
@@ -87,7 +87,7 @@ class Stay:
     def measured(self, client: int, measured: Measured) -> None:
         """See :meth:`Director.measured`."""
 
-    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
+    def served(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> None:
         """See :meth:`Director.served`."""
 
     def done(self, client: int) -> None:

@@ -109,7 +109,13 @@ class Steering:
                 within = {client: self._within(client, cut) for client, cut in plan.cuts.items()}
                 return Plan(plan.blocks, plan.boundary, within, plan.heads)
             costs = self._book.costs(
-                batches, dict.fromkeys(batches, 0), plan.boundary, self._workers, self._limits, moving=False
+                batches,
+                dict.fromkeys(batches, 0),
+                plan.boundary,
+                self._workers,
+                self._limits,
+                moving=False,
+                heads=plan.heads,
             )
             last = [self._reports.get(client) for client in batches]
         cuts = self._allocator.initial(costs, last)
@@ -225,12 +231,11 @@ class Steering:
             if complaint not in before:
                 self._events.emit("warning", message=complaint)
 
-    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
+    def served(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> None:
         """See :meth:`Director.served`."""
-        if head is None:
-            with self._news:
-                self._book.service.add(None, cut, samples, service_s, wait_s)
-                self._jumped |= self._book.service.jumps != self._service_jumps
+        with self._news:
+            self._book.service.add_group(head, entries, service_s, wait_s)
+            self._jumped |= self._book.service.jumps != self._service_jumps
 
     def done(self, client: int) -> None:
         """See :meth:`Director.done`."""
@@ -317,7 +322,9 @@ class Steering:
         courses = [self._courses[client] for client in clients]
         cuts = {client: course.target or course.cut for client, course in zip(clients, courses, strict=True)}
         batches = {client: course.batches - course.done for client, course in zip(clients, courses, strict=True)}
-        costs = self._book.costs(batches, cuts, plan.boundary, self._workers, self._limits, moving=True)
+        costs = self._book.costs(
+            batches, cuts, plan.boundary, self._workers, self._limits, moving=True, heads=plan.heads
+        )
         service = self._book.service.jumps != self._service_jumps
         jumps = [self._book.client(client).jumps for client in clients]
         situation = Situation(

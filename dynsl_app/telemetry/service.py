@@ -64,8 +64,8 @@ class ServiceTime:
         """Seconds for a batch of ``size`` samples."""
         return self.call_s + self.sample_s * size
 
-    def add(self, size: int, seconds: float) -> bool:
-        """Take the service time of one batch of ``size`` samples, queueing apart.
+    def add(self, size: float, seconds: float) -> bool:
+        """Take the service time of one batch of ``size`` samples, queueing apart; not whole if its members differ.
 
         Returns
         -------
@@ -159,7 +159,7 @@ class Service:
         """The last nonsense of each head and entry that was ignored, in words."""
         return [fit.complaint for fit in self._fits.values() if fit.complaint]
 
-    def add(self, head: int | None, cut: int, size: int, service_s: float, wait_s: float) -> bool:
+    def add(self, head: int | None, cut: int, size: float, service_s: float, wait_s: float) -> bool:
         """Take one batch: ``size`` samples that entered ``head`` above block ``cut``; whether it was accepted."""
         if not self._fit(head, cut).add(size, service_s):
             return False
@@ -168,12 +168,27 @@ class Service:
             self._wait, self._waits = self._wait * keep + wait_s, self._waits * keep + 1.0
         return True
 
+    def add_group(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> bool:
+        """Take batches that ran as one, each as its cut and its samples; whether they were accepted.
+
+        Where cuts differ, the group counts as entering at the lowest, with as many samples as would be as much work
+        from there by the prior (choice: what a member spends below the others' entry cannot be timed apart).
+        """
+        lowest = min(cut for cut, _ in entries)
+        work_s = sum(samples * self._sample_s(cut) for cut, samples in entries)
+        return self.add(head, lowest, work_s / self._sample_s(lowest), service_s, wait_s)
+
     def at(self, head: int | None, cut: int, size: float) -> float:
         """Seconds for a batch of ``size`` samples; where none was measured, the prior times γ."""
         fit = self._fits.get((head, cut))
         if fit is not None and fit.samples:
             return fit.at(size)
         return self.slowdown * (self._call + size * self._sample_s(cut))
+
+    def call_s(self, head: int | None, cut: int) -> float:
+        """h0 of such a batch, seconds; where none was measured, the prior times γ."""
+        fit = self._fits.get((head, cut))
+        return fit.call_s if fit is not None and fit.samples else self.slowdown * self._call
 
     def _fit(self, head: int | None, cut: int) -> ServiceTime:
         key = (head, cut)

@@ -1,0 +1,81 @@
+"""What the server makes of measurements: the costs that plans are made from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dynsl_app.cost.instance import ClientCosts, Instance
+from dynsl_app.cost.model import costs_of
+from dynsl_app.server import book
+from dynsl_app.server.book import Book, Sizes
+
+PROFILE_S = (0.004, 0.003, 0.002, 0.001)
+SIZES = Sizes(up=(4000, 3000, 2000, 0), down=(3900, 2900, 1900, 0), state=(100, 200, 300, 400))
+BATCH, CHUNK = 8, 1 << 20
+BATCHES = {0: 10, 1: 30, 2: 5}
+
+
+def costs(known: Book, boundary: int, heads: int):
+    limits = dict.fromkeys(BATCHES, (1, len(PROFILE_S)))
+    return known.costs(BATCHES, dict.fromkeys(BATCHES, 1), boundary, 2, limits, moving=False, heads=heads)
+
+
+def instance(boundary: int, slowness: float = 1.0) -> Instance:
+    clients = [
+        ClientCosts(
+            name=str(client),
+            batches=batches,
+            block_s=PROFILE_S,
+            up_Bps=book._PRIOR_BPS,
+            down_Bps=book._PRIOR_BPS,
+            rtt_s=book._PRIOR_RTT_S,
+            cut=1,
+        )
+        for client, batches in BATCHES.items()
+    ]
+    return Instance(
+        workers=2,
+        boundary=boundary,
+        server_call_s=slowness * book._CALL_S,
+        server_block_s=tuple(slowness * seconds for seconds in PROFILE_S),
+        up_bytes=SIZES.up,
+        down_bytes=SIZES.down,
+        clients=tuple(clients),
+    )
+
+
+@pytest.mark.parametrize(("boundary", "heads"), [(4, 0), (3, 1), (2, 1)])
+def test_costs_are_those_of_the_same_problem_on_paper(boundary: int, heads: int) -> None:
+    """Before anything is measured all numbers are known, h0 and the serial part of a shared head among them."""
+    live, paper = costs(Book(PROFILE_S, BATCH, SIZES, CHUNK), boundary, heads), costs_of(instance(boundary))
+    np.testing.assert_allclose(live.c, paper.c)
+    np.testing.assert_allclose(live.server_s, paper.server_s)
+    assert live.shared_s == pytest.approx(paper.shared_s)
+    assert live.shared_floor_s == pytest.approx(paper.shared_floor_s)
+    assert (live.shared_s > 0) == (boundary < 4)
+
+
+def test_a_shared_heads_measured_times_are_what_plans_are_made_from() -> None:
+    """Three times slower than profiled; groups of one, merged ones, and ones whose members entered at several cuts."""
+    known, boundary = Book(PROFILE_S, BATCH, SIZES, CHUNK), 3
+
+    def seconds(*cuts: int) -> float:
+        return 3 * (book._CALL_S + sum(sum(PROFILE_S[cut:]) for cut in cuts))
+
+    for cuts in [(1,), (2,), (3,), (1, 1, 1), (3, 3), (1, 2, 3), (2, 3)] * 8:
+        assert known.service.add_group(0, [(cut, BATCH) for cut in cuts], seconds(*cuts), wait_s=0.5)
+    live, paper = costs(known, boundary, 1), costs_of(instance(boundary, slowness=3))
+    np.testing.assert_allclose(live.server_s, paper.server_s, rtol=0.05)
+    assert live.shared_s == pytest.approx(paper.shared_s, rel=0.05)
+    assert live.shared_floor_s == pytest.approx(paper.shared_floor_s, rel=0.05)
+
+
+def test_several_heads_are_serial_each_for_itself() -> None:
+    """Clients 0 and 2 use head 0, client 1 head 1, which is the busiest."""
+    known = Book(PROFILE_S, BATCH, SIZES, CHUNK)
+    one, two = costs(known, 3, 1), costs(known, 3, 2)
+    busiest = replace(instance(3), clients=tuple(c for c in instance(3).clients if c.name == "1"))
+    assert two.shared_floor_s == pytest.approx(costs_of(busiest).shared_floor_s)
+    assert two.shared_s == pytest.approx(one.shared_s / 2)
+    np.testing.assert_allclose(two.server_s, one.server_s)
