@@ -15,6 +15,7 @@ from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.estimate import Slowdown
 from dynsl_app.telemetry.link import LinkEstimate
 from dynsl_app.telemetry.service import Service
+from dynsl_app.wire.base import Transfer
 
 _CALL_S = 5e-4
 """h0 before anything is measured: hand-over between threads and the loss, seconds (choice)."""
@@ -137,6 +138,18 @@ class Book:
             known.slowdown.add(measured.block_s, batch)
         if measured.up is not None and measured.down is not None:
             known.link.exchange(measured.up, measured.down, measured.away_s, batch)
+
+    def beat(self, client: int, seconds: float) -> None:
+        """Take a heartbeat's round trip, the peer's hold time apart."""
+        self.client(client).link.rtt.add(seconds)
+
+    def coming(self, client: int, part: Transfer, seconds: float) -> None:
+        """Take a look at a client's frame that has come in part, ``seconds`` after its first chunk."""
+        self.client(client).link.coming(part, seconds)
+
+    def arrived(self, client: int, up: Transfer, batch: float) -> None:
+        """Take a client's upload as soon as it is there; ``batch`` as in :meth:`measured`."""
+        self.client(client).link.uploaded(up, batch)
 
     def costs(
         self,

@@ -219,6 +219,8 @@ class Controller:
         if move is not None:
             self._moved(session, before, frame.batch, tensor_bytes(state.values()))
         self._listen(session, frame, before_it)
+        if frame.received is not None:
+            self._director.arrived(session.client, frame.received)
 
     def _progress(self, session: Session, link: Link, frame: Frame) -> None:
         if not self._is_new(session, link, frame):
@@ -478,13 +480,14 @@ class Controller:
             _close(link)
 
     def watch(self, replied: Collection[int]) -> None:
-        """Give up clients whose deadline has passed, and say what is awaited when nothing happens for long.
+        """Look at links, give up clients whose deadline has passed, say what is awaited when nothing happens for long.
 
         Parameters
         ----------
         replied
             Clients whose reply to the round's order has come.
         """
+        self._look()
         now = time.monotonic()
         with self._news:
             silence = now - self._last_news
@@ -498,6 +501,17 @@ class Controller:
                 self._events.emit("waiting", **fields)
         for client, reason in overdue.items():
             self.fail(client, reason)
+
+    def _look(self) -> None:
+        """Tell what the links have seen beside whole frames: heartbeats, and a frame that has come in part."""
+        with self._news:
+            opened = [s for s in self.sessions.values() if s.state is State.OPEN]
+            links = [(session.client, session.link) for session in opened if session.link is not None]
+        for client, link in links:
+            for seconds in link.round_trips():
+                self._director.beat(client, seconds)
+            if (part := link.incoming) is not None:
+                self._director.coming(client, part, time.monotonic() - part.first)
 
     def settled(self, replied: Collection[int]) -> bool:
         """Whether every client is lost, or done and among those that ``replied``, and no head is computing."""

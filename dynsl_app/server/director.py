@@ -53,6 +53,18 @@ class Director(Protocol):
         """The server has done one client's batch, or several as one in ``head``: each as its cut and its samples."""
         ...
 
+    def beat(self, client: int, seconds: float) -> None:
+        """A heartbeat went to the client and back; the time it was held there is not in the seconds."""
+        ...
+
+    def coming(self, client: int, part: Transfer, seconds: float) -> None:
+        """A frame of the client is under way for so many seconds since its first chunk; ``part`` has come of it."""
+        ...
+
+    def arrived(self, client: int, up: Transfer) -> None:
+        """A client's activation or probe has come; it is told again as :attr:`Measured.up`, with the rest of it."""
+        ...
+
     def done(self, client: int) -> None:
         """A client has done a batch."""
         ...
@@ -89,6 +101,15 @@ class Stay:
 
     def served(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> None:
         """See :meth:`Director.served`."""
+
+    def beat(self, client: int, seconds: float) -> None:
+        """See :meth:`Director.beat`."""
+
+    def coming(self, client: int, part: Transfer, seconds: float) -> None:
+        """See :meth:`Director.coming`."""
+
+    def arrived(self, client: int, up: Transfer) -> None:
+        """See :meth:`Director.arrived`."""
 
     def done(self, client: int) -> None:
         """See :meth:`Director.done`."""

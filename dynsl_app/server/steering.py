@@ -26,7 +26,7 @@ from dynsl_app.server.profiles import known_profiles
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.telemetry.profiling import measure
-from dynsl_app.wire.base import Scalar
+from dynsl_app.wire.base import Scalar, Transfer
 
 
 @dataclass
@@ -220,13 +220,11 @@ class Steering:
         with self._news:
             before = self._book.client(client).complaints
             self._book.measured(client, measured, self._seen.get(client, 0))
-            known, course = self._book.client(client), self._courses.get(client)
-            after = known.complaints
-            if course is not None:
-                self._jumped |= known.jumps != course.jumps
-                if measured.block_s:
-                    course.compute_s += sum(measured.block_s.values())
-                    course.measured += 1
+            self._notice(client)
+            after, course = self._book.client(client).complaints, self._courses.get(client)
+            if course is not None and measured.block_s:
+                course.compute_s += sum(measured.block_s.values())
+                course.measured += 1
         for complaint in after:
             if complaint not in before:
                 self._events.emit("warning", message=complaint)
@@ -236,6 +234,26 @@ class Steering:
         with self._news:
             self._book.service.add_group(head, entries, service_s, wait_s)
             self._jumped |= self._book.service.jumps != self._service_jumps
+
+    def beat(self, client: int, seconds: float) -> None:
+        """See :meth:`Director.beat`."""
+        with self._news:
+            self._book.beat(client, seconds)
+
+    def coming(self, client: int, part: Transfer, seconds: float) -> None:
+        """See :meth:`Director.coming`."""
+        with self._news:
+            self._book.coming(client, part, seconds)
+            self._notice(client)
+            # An upload that hangs keeps its client from being done with a batch, and so from being planned for.
+            if self._jumped:
+                self._consider()
+
+    def arrived(self, client: int, up: Transfer) -> None:
+        """See :meth:`Director.arrived`."""
+        with self._news:
+            self._book.arrived(client, up, self._seen.get(client, 0))
+            self._notice(client)
 
     def done(self, client: int) -> None:
         """See :meth:`Director.done`."""
@@ -247,11 +265,7 @@ class Steering:
             course.since_move += 1
             self._seen[client] = self._seen.get(client, 0) + 1
             self._total += 1
-            if self._mid_epoch and self._allocator.due(self._total, jumped=self._jumped, joined=self._joined):
-                self._due = True
-                self._news.notify_all()
-        if self._due and not self._threaded:
-            self._plan_now()
+            self._consider()
 
     def command(self, client: int, cut: int) -> int | None:
         """See :meth:`Director.command`."""
@@ -290,6 +304,19 @@ class Steering:
             return known if len(known) == len(clients) else None
         usual = round(sum(known.values()) / len(known)) if known else _USUAL_BATCHES
         return {client: known.get(client, self._expected.get(client, usual)) for client in clients}
+
+    def _notice(self, client: int) -> None:
+        """Note whether an estimate of the client has leapt since it was last planned for."""
+        course = self._courses.get(client)
+        self._jumped |= course is not None and self._book.client(client).jumps != course.jumps
+
+    def _consider(self) -> None:
+        """Wake the planner if it is time to plan."""
+        if self._mid_epoch and self._allocator.due(self._total, jumped=self._jumped, joined=self._joined):
+            self._due = True
+            self._news.notify_all()
+            if not self._threaded:
+                self._plan_now()
 
     def _plan_loop(self) -> None:
         while True:

@@ -186,6 +186,9 @@ class LinkEstimate:
         self.up = Throughput(f"client {client}: upload", up_Bps, chunk_bytes, half_life=half_life)
         self.down = Throughput(f"client {client}: download", down_Bps, chunk_bytes, half_life=half_life)
         self.rtt = Rtt(f"client {client}: heartbeat", rtt_s)
+        self._chunk = chunk_bytes
+        self._uploaded: tuple[Timed, float | None] | None = None
+        """The last upload that was taken on its own, and the seconds that it took if they could be told."""
 
     @property
     def jumps(self) -> int:
@@ -201,6 +204,37 @@ class LinkEstimate:
     def complaints(self) -> list[str]:
         """The last nonsense of each kind that was ignored, in words."""
         return [text for text in (self.up.level.complaint, self.down.level.complaint, self.rtt.complaint) if text]
+
+    def coming(self, part: Timed, seconds: float) -> bool:
+        """Take a look at an upload that is still coming; see :meth:`Throughput.overdue`.
+
+        Parameters
+        ----------
+        part
+            What has come of it.
+        seconds
+            Since its first chunk came.
+
+        Returns
+        -------
+        bool
+            Whether the estimate is lowered. Not by a frame that is there by now, whose own sample counts.
+        """
+        if self._uploaded is not None and part.first <= self._uploaded[0].first:
+            return False
+        return self.up.overdue(max(0, part.bytes - self._chunk), seconds)
+
+    def uploaded(self, up: Timed, batch: float) -> bool:
+        """Take an upload as soon as it is there; :meth:`exchange` does not count the same one again.
+
+        Returns
+        -------
+        bool
+            Whether it was a sample, as of :meth:`Throughput.add`.
+        """
+        timed = self.up.add(up, batch)
+        self._uploaded = up, up.bytes / self.up.value if timed else None
+        return timed
 
     def exchange(self, up: Timed, down: Timed, away_s: float, batch: float) -> bool:
         """Take one batch's exchange of activation and gradient.
@@ -228,9 +262,13 @@ class LinkEstimate:
             self.up.level.refuse(f"an exchange of {away_s!r} s")
         left, expected, untimed, sampled = away_s - self.rtt.value, 0.0, [], False
         for way, transfer in ((self.up, up), (self.down, down)):
-            if way.add(transfer, batch):
+            if self._uploaded is not None and transfer is self._uploaded[0]:
+                seconds = self._uploaded[1]
+            else:
+                seconds = transfer.bytes / way.value if way.add(transfer, batch) else None
+            if seconds is not None:
                 sampled = True
-                left -= transfer.bytes / way.value
+                left -= seconds
             else:
                 untimed.append(way)
                 expected += transfer.bytes / way.value

@@ -109,6 +109,15 @@ class Link(Protocol):
         """Least round-trip time of the heartbeats so far, the peer's hold time apart, in seconds."""
         ...
 
+    def round_trips(self) -> list[float]:
+        """Round-trip times like ``rtt`` of the heartbeats since the last call, in seconds; at most the newest few."""
+        ...
+
+    @property
+    def incoming(self) -> Transfer | None:
+        """What has come of a frame that is under way, ``last`` being its newest chunk; None between frames."""
+        ...
+
     def trust(self) -> None:
         """The peer has shown its token: take frames up to ``wire.max_frame_bytes``, not small ones only.
 

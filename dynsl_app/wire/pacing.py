@@ -61,12 +61,18 @@ class Carrier:
     def __init__(self, due: Due, chunk_bytes: int, deliver: Callable[[Frame], None]) -> None:
         self._due, self._chunk_bytes, self._deliver = due, chunk_bytes, deliver
         self._waiting: queue.SimpleQueue[tuple[Frame, int, float] | None] = queue.SimpleQueue()
+        self._under_way: Transfer | None = None
         self._thread = threading.Thread(target=self._run, name="carry", daemon=True)
         self._thread.start()
 
     def send(self, frame: Frame, size: int, ready: float) -> None:
         """Queue a frame of ``size`` bytes that is ready since ``ready``."""
         self._waiting.put((frame, size, ready))
+
+    @property
+    def under_way(self) -> Transfer | None:
+        """The chunks that are there of a frame that is not; None if there are none."""
+        return self._under_way
 
     def close(self) -> None:
         """Wait until what is queued is there, or its receiver gone. Safe to call twice."""
@@ -79,8 +85,11 @@ class Carrier:
                 self._deliver(self._carry(*item))
 
     def _carry(self, frame: Frame, size: int, ready: float) -> Frame:
-        times = []
-        for start in range(0, size, self._chunk_bytes):
-            wait(self._due, min(self._chunk_bytes, size - start), ready)
-            times.append(time.monotonic())
-        return replace(frame, received=Transfer(times[0], times[-1], size, len(times)))
+        came: Transfer | None = None
+        for chunk, start in enumerate(range(0, size, self._chunk_bytes), start=1):
+            there = min(size, start + self._chunk_bytes)
+            wait(self._due, there - start, ready)
+            now = time.monotonic()
+            came = Transfer(now if came is None else came.first, now, there, chunk)
+            self._under_way = came if there < size else None
+        return replace(frame, received=came)

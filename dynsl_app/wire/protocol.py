@@ -134,6 +134,7 @@ class _Partial:
     view: memoryview
     filled: int
     first: float
+    last: float
     bytes: int
     chunks: int
 
@@ -170,6 +171,12 @@ class Decoder:
             return None
         return f"{_title(*partial.numbers)} ({partial.filled} of {len(partial.view)} payload bytes)"
 
+    @property
+    def incoming(self) -> Transfer | None:
+        """What has come of it; None between frames. Any thread may ask."""
+        partial = self._partial
+        return None if partial is None else Transfer(partial.first, partial.last, partial.bytes, partial.chunks)
+
     def feed(self, chunk: bytes) -> Frame | None:
         """Take the next chunk; a frame when this was its last one, else None.
 
@@ -191,6 +198,7 @@ class Decoder:
             if len(chunk) == _PREFIX.size:
                 raise WireError(f"chunk {index} of the {self.pending} is empty")
             partial.fill(memoryview(chunk)[_PREFIX.size :])
+        partial.last = now
         partial.bytes += len(chunk)
         partial.chunks += 1
         if partial.filled < len(partial.view):
@@ -235,7 +243,7 @@ class Decoder:
             )
         self._manifest = manifest
         buffer = torch.empty(payload, dtype=torch.uint8)
-        partial = _Partial(numbers, meta, manifest, buffer, buffer.numpy().data, 0, now, 0, 0)
+        partial = _Partial(numbers, meta, manifest, buffer, buffer.numpy().data, 0, now, now, 0, 0)
         partial.fill(memoryview(chunk)[end:])
         return partial
 

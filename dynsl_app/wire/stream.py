@@ -10,12 +10,13 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from dynsl_app.errors import LinkClosed, WireError
 from dynsl_app.settings import WireSettings
 from dynsl_app.wire import pacing
-from dynsl_app.wire.base import Frame, Kind, Pacer
+from dynsl_app.wire.base import Frame, Kind, Pacer, Transfer
 from dynsl_app.wire.inbox import Inbox
 from dynsl_app.wire.protocol import Decoder, Encoding, encode, title
 
@@ -30,6 +31,9 @@ LINGER_S = 5.0
 
 MAX_MESSAGE = 2000
 """Characters of the reason that a peer is told."""
+
+KEPT_ROUND_TRIPS = 16
+"""Round trips that wait to be asked for; the oldest give way."""
 
 NOBODY = -1
 """The client and round of frames that the transport itself makes."""
@@ -77,6 +81,7 @@ class StreamLink:
         self._ping_sent = -math.inf
         self._unanswered: tuple[int, float] | None = None
         self._rtt: float | None = None
+        self._round_trips: deque[float] = deque(maxlen=KEPT_ROUND_TRIPS)
         self._closing = False
         self._chunks_sent = 0
         self._bytes_sent = 0
@@ -99,6 +104,16 @@ class StreamLink:
     @property
     def rtt(self) -> float | None:
         return self._rtt
+
+    def round_trips(self) -> list[float]:
+        with self._lock:
+            taken = list(self._round_trips)
+            self._round_trips.clear()
+        return taken
+
+    @property
+    def incoming(self) -> Transfer | None:
+        return self._decoder.incoming
 
     def trust(self) -> None:
         self._decoder.limit = self._settings.max_frame_bytes
@@ -233,7 +248,9 @@ class StreamLink:
                     raise WireError(f"PONG without the time it was held: {held!r}")
                 if frame.batch == self._ping:
                     rtt = max(0.0, came - self._ping_sent - held)
-                    self._rtt = rtt if self._rtt is None else min(self._rtt, rtt)
+                    with self._lock:
+                        self._rtt = rtt if self._rtt is None else min(self._rtt, rtt)
+                        self._round_trips.append(rtt)
             case _:
                 self._bytes_received += frame.received.bytes
                 self._inbox.put(frame)
