@@ -1,8 +1,10 @@
 """A client's round: train blocks 1..n_i over the stream, batch by batch."""
 
+import os
 import time
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from dynsl_app.algorithms import ALGORITHMS
@@ -19,8 +21,9 @@ from dynsl_app.plan import BatchKey
 from dynsl_app.settings import NodeSettings
 from dynsl_app.telemetry.device import DeviceSampler
 from dynsl_app.telemetry.meter import BlockMeter, meter_for
+from dynsl_app.telemetry.probing import asked, carrying
 from dynsl_app.telemetry.report import Report, report
-from dynsl_app.wire.base import Frame, Kind, Scalar
+from dynsl_app.wire.base import Frame, Kind, Scalar, Transfer
 from dynsl_app.wire.transport import make_transport
 
 
@@ -89,18 +92,21 @@ class _Round:
         """State of the blocks given up, for the next activation."""
         self._report = Report()
         """What was measured of the batch before, for the next frame."""
+        self._exchanged: tuple[float, Transfer | None] = (0.0, None)
+        """Seconds from sending this batch's frame to having its answer, and when that came; None: not waited for."""
+        self._asked = 0
+        """Bytes with which the last answer read asked to probe the link."""
+        self._noise = torch.empty(0, dtype=torch.uint8)
         self.samples = 0
         self.wait_s = 0.0
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Train on one batch, wherever the blocks are."""
-        waited = self.wait_s
-        split = not self._prefix.whole
-        reply = self._split_batch(x, y) if split else self._local_batch(x, y)
+        self._exchanged = 0.0, None
+        reply = self._local_batch(x, y) if self._prefix.whole else self._split_batch(x, y)
         self._prefix.segment.step(self._rate.at(self._order.round, self.batch))
         if self._meter is not None:
-            received = reply.received if split and reply is not None else None
-            self._report = report(self._meter.take(), self.wait_s - waited, received)
+            self._report = report(self._meter.take(), *self._exchanged)
         self.samples += len(y)
         self.batch += 1
         if reply is not None and "cut" in reply.meta:
@@ -121,8 +127,7 @@ class _Round:
         given, self._given = self._given, {}
         tensors = {"activation": top.detach().to("cpu"), "target": y, **self._report.tensors, **given}
         self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
-        self._unread = None
-        reply = self._answer(self.batch)
+        reply = self._exchange()
         gradient = reply.tensors.get("gradient")
         if gradient is None or gradient.shape != top.shape or gradient.dtype != top.dtype:
             raise WireError(
@@ -133,7 +138,10 @@ class _Round:
         return reply
 
     def _local_batch(self, x: Tensor, y: Tensor) -> Frame | None:
-        """Forward and backward through the whole model; tell the progress, and read the answer one batch later."""
+        """Forward and backward through the whole model; tell the progress, and read the answer one batch later.
+
+        With a probe the answer is waited for. The answer that commands a move, if one does, else any.
+        """
         logits = self._forward(x, len(y))
         target = y.to(logits.device)
         loss = mean_loss(logits, target)
@@ -143,9 +151,28 @@ class _Round:
         reply = None if self._unread is None else self._answer(self._unread)
         told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
         meta = {**self._report.meta, **told}
-        self._stream.send(self._frame(Kind.PROGRESS, meta=meta, tensors=self._report.tensors))
+        probe = self._probe(self._asked) if self._asked else None
+        tensors = {**self._report.tensors, **carrying(probe)}
+        self._stream.send(self._frame(Kind.PROGRESS, meta=meta, tensors=tensors))
         self._unread = self.batch
+        if probe is None:
+            return reply
+        back = self._exchange()
+        return back if reply is None or "cut" in back.meta else reply
+
+    def _exchange(self) -> Frame:
+        """Wait for the answer to the frame just sent, and note how long that took."""
+        waited = self.wait_s
+        reply = self._answer(self.batch)
+        self._unread = None
+        self._exchanged = self.wait_s - waited, reply.received
         return reply
+
+    def _probe(self, size: int) -> Tensor:
+        """So many bytes, uint8 (size,), that nothing on the way can shorten; made once."""
+        if len(self._noise) < size:
+            self._noise = torch.frombuffer(bytearray(os.urandom(size)), dtype=torch.uint8)
+        return self._noise[:size]
 
     def _forward(self, x: Tensor, size: int) -> Tensor:
         key = BatchKey(self._order.settings.seed, self._order.client, self._order.round, self.batch)
@@ -155,6 +182,7 @@ class _Round:
         waiting = time.monotonic()
         reply = self._stream.answer(batch)
         self.wait_s += time.monotonic() - waiting
+        self._asked = asked(reply)
         return reply
 
     def _move(self, reply: Frame) -> None:

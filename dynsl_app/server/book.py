@@ -14,6 +14,7 @@ from dynsl_app.cost.model import Costs, allowed_cuts, shared_times, transfer_tim
 from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.estimate import Slowdown
 from dynsl_app.telemetry.link import LinkEstimate
+from dynsl_app.telemetry.probing import Prober
 from dynsl_app.telemetry.service import Service
 from dynsl_app.wire.base import Transfer
 
@@ -71,6 +72,7 @@ class Client:
 
     slowdown: Slowdown
     link: LinkEstimate
+    prober: Prober
 
     @property
     def jumps(self) -> int:
@@ -129,7 +131,7 @@ class Book:
                 f"the server's own is taken instead"
             )
         link = LinkEstimate(client, _PRIOR_BPS, _PRIOR_BPS, _PRIOR_RTT_S, self._chunk)
-        self._clients[client] = Client(Slowdown(f"client {client}", profile_s), link)
+        self._clients[client] = Client(Slowdown(f"client {client}", profile_s), link, Prober(link))
 
     def measured(self, client: int, measured: Measured, batch: float) -> None:
         """Take what a client's frame tells; ``batch`` grows with its batches over the whole run."""
@@ -138,6 +140,13 @@ class Book:
             known.slowdown.add(measured.block_s, batch)
         if measured.up is not None and measured.down is not None:
             known.link.exchange(measured.up, measured.down, measured.away_s, batch)
+            known.prober.spent(measured.away_s)
+
+    def probe(self, client: int, batch: float) -> int:
+        """Bytes to probe the client's link with, 0 for none, now that it has done a batch on its own."""
+        known = self.client(client)
+        known.prober.earn(sum(known.slowdown.block_s))
+        return known.prober.ask(batch)
 
     def beat(self, client: int, seconds: float) -> None:
         """Take a heartbeat's round trip, the peer's hold time apart."""

@@ -26,6 +26,7 @@ from dynsl_app.server.heads import Heads, Refused, Result, Work
 from dynsl_app.server.session import Session, State
 from dynsl_app.settings import Settings
 from dynsl_app.telemetry.events import EventStream
+from dynsl_app.telemetry.probing import asking, carried, carrying
 from dynsl_app.telemetry.report import reported, reported_memory, reported_profile
 from dynsl_app.wire.base import Frame, Kind, Link, Scalar, Transfer, tensor_bytes
 from dynsl_app.wire.security import same_token
@@ -227,13 +228,23 @@ class Controller:
             return
         move, _ = self._placement(session, frame, local=True)
         samples, loss, correct = progress_numbers(frame, self._settings.data.batch + 1)
+        probe, session.asked = carried(frame, session.asked), 0
         if move is not None:
             self._heads.move(session.client, move, {})
-        self._listen(session, frame, None)
-        meta = _commanding(session, self._command(session, frame.batch, ahead=1))
-        reply = Frame(Kind.ACK, session.client, self._round, frame.batch, meta=meta)
+        before_it, session.arrived = session.arrived, None if probe is None else frame.received
+        self._listen(session, frame, before_it)
+        if session.arrived is not None:
+            self._director.arrived(session.client, session.arrived)
+        command = self._command(session, frame.batch, ahead=1)
+        # A probe asked for now comes with the next batch, and what was seen of it with the one after that.
+        if command is None and session.moving_to is None and frame.batch + 2 < session.batches:
+            session.asked = self._director.probe(session.client)
+        meta = {**_commanding(session, command), **asking(session.asked)}
+        reply = Frame(Kind.ACK, session.client, self._round, frame.batch, meta=meta, tensors=carrying(probe))
         with self._news:
             session.heard_at = self._touch()
+            if session.arrived is not None:
+                session.held_s = session.heard_at - session.arrived.last
             session.next += 1
             session.keep(reply)
             session.count(samples, loss, correct)
@@ -252,7 +263,7 @@ class Controller:
         )
 
     def _listen(self, session: Session, frame: Frame, up: Transfer | None) -> None:
-        """Hand on what a frame tells of the batch before it; ``up``: when that batch's activation came."""
+        """Hand on what a frame tells of the batch before it; ``up``: when that batch's activation or probe came."""
         told = reported(frame)
         if told is None or frame.batch == 0:
             return

@@ -16,8 +16,8 @@ class Measured:
     block_s
         Seconds of forward, backward and step by block that the client holds; empty: not measured.
     up, down
-        When its activation came to the server and its gradient to the client, each by the receiver's clock; None for a
-        batch of a fully local client.
+        When its activation came to the server and its gradient to the client, each by the receiver's clock, or a
+        probe there and back; None for a fully local client's batch without one.
     away_s
         From the client's sending to its having the reply, minus what the server held it.
     """
@@ -79,6 +79,10 @@ class Director(Protocol):
         """
         ...
 
+    def probe(self, client: int) -> int:
+        """Bytes with which a fully local client shall probe its link; 0: none. Asked once a batch, if nothing moves."""
+        ...
+
     def moved(self, client: int, cut: int) -> None:
         """A move is complete: the client has the new cut."""
         ...
@@ -117,6 +121,10 @@ class Stay:
     def command(self, client: int, cut: int) -> int | None:
         """See :meth:`Director.command`."""
         return None
+
+    def probe(self, client: int) -> int:
+        """See :meth:`Director.probe`."""
+        return 0
 
     def moved(self, client: int, cut: int) -> None:
         """See :meth:`Director.moved`."""

@@ -33,11 +33,14 @@ class Session:
     replies
         Answers by batch, kept until they are surely read: a client that lost its connection before sends
         the batch again and is answered again, and nothing is trained on twice. The last one, and the acknowledgement
-        before it, which a fully local client reads one batch later.
+        before it, which a fully local client reads one batch later unless it brought a probe back.
     cut, generation
         Where the client is cut, and how often that has changed in this round.
     arrived, held_s
-        When its last activation came, and for how many seconds the server had it before it replied.
+        When its last batch's activation or probe came, None if that had none; and for how many seconds the server had
+        it before it replied.
+    asked
+        Bytes of the probe that the last reply asked for.
     moving_to
         The cut that it was told to take, until its first batch there (of the next generation) acknowledges it.
     samples, loss_sum, correct
@@ -66,6 +69,7 @@ class Session:
     reason: str = ""
     arrived: Transfer | None = None
     held_s: float = 0.0
+    asked: int = 0
     generation: int = 0
     moving_to: int | None = None
     closed_links: list[tuple[int, int]] = field(default_factory=list)

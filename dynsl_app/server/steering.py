@@ -279,6 +279,11 @@ class Steering:
             course.target = command
             return command
 
+    def probe(self, client: int) -> int:
+        """See :meth:`Director.probe`."""
+        with self._news:
+            return self._book.probe(client, self._seen.get(client, 0))
+
     def moved(self, client: int, cut: int) -> None:
         """See :meth:`Director.moved`."""
         with self._news:

@@ -201,6 +201,11 @@ class LinkEstimate:
         return self.up.level.in_doubt or self.down.level.in_doubt
 
     @property
+    def noise_s(self) -> float:
+        """What an exchange must take beyond the round trip to tell anything of frames of one chunk, seconds."""
+        return 2 * self.rtt.spread
+
+    @property
     def complaints(self) -> list[str]:
         """The last nonsense of each kind that was ignored, in words."""
         return [text for text in (self.up.level.complaint, self.down.level.complaint, self.rtt.complaint) if text]
@@ -272,7 +277,7 @@ class LinkEstimate:
             else:
                 untimed.append(way)
                 expected += transfer.bytes / way.value
-        noise = 2 * self.rtt.spread
+        noise = self.noise_s
         if sane and max(left, expected) > noise:
             factor = expected / max(left, noise)
             for way in untimed:

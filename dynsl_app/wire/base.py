@@ -28,9 +28,11 @@ class Kind(enum.IntEnum):
     """Server: tensor ``gradient`` at the cut; meta ``loss``, ``correct``; to command a move, ``cut`` and its
     ``generation``, with the state of the blocks that a higher cut brings."""
     PROGRESS = 5
-    """A fully local client finished a batch: meta ``loss``, ``correct``, ``samples``; and what was measured."""
+    """A fully local client finished a batch: meta ``loss``, ``correct``, ``samples``; and what was measured; tensor
+    ``probe`` if the answer before asked for one (:mod:`dynsl_app.telemetry.probing`)."""
     ACK = 6
-    """Server: answers PROGRESS and END; may command a move like GRADIENT."""
+    """Server: answers PROGRESS and END; may command a move like GRADIENT, or ask for a ``probe``, bytes; sends one
+    back."""
     END = 7
     """The client has done all its batches of the round."""
     ERROR = 8

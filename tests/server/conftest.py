@@ -13,13 +13,13 @@ from dynsl_app.data.source import DataSpec
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.probe import probe
 from dynsl_app.server.controller import Controller
-from dynsl_app.server.director import Stay
+from dynsl_app.server.director import Director, Stay
 from dynsl_app.server.heads import Heads
 from dynsl_app.server.plane import DataPlane
 from dynsl_app.server.policies import policy_maker
 from dynsl_app.settings import AlgorithmSettings, DataSettings, ModelSettings, ServerSettings, Settings, WireSettings
 from dynsl_app.telemetry.events import Event, EventStream
-from dynsl_app.wire.base import Frame, Kind, Link
+from dynsl_app.wire.base import Frame, Kind, Link, Pacer
 from dynsl_app.wire.transport import make_transport
 
 SPEC = DataSpec((1, 4, 4), 10)
@@ -55,7 +55,15 @@ class Events:
 class Rig:
     """The server's side of round 1 with clients 0, 1 and 2, each of three batches of two samples."""
 
-    def __init__(self, *, algorithm: str = "splitfed_v1", wire: str = "inprocess", workers: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        algorithm: str = "splitfed_v1",
+        wire: str = "inprocess",
+        workers: int = 1,
+        chunk_bytes: int = 2**20,
+        director: Director | None = None,
+    ) -> None:
         self.settings = check(
             Settings(
                 clients=3,
@@ -63,7 +71,7 @@ class Rig:
                 model=ModelSettings(name="mlp"),
                 data=DataSettings(name="synthetic", shape=SPEC.shape, batch=2),
                 server=ServerSettings(workers=workers),
-                wire=WireSettings(name=wire),
+                wire=WireSettings(name=wire, chunk_bytes=chunk_bytes),
             )
         )
         chain = build_chain(self.settings.model, SPEC, 0)
@@ -81,7 +89,7 @@ class Rig:
             self.heads,
             self.open_heads,
             policy_maker(self.settings, self.plan, 1),
-            Stay(),
+            director or Stay(),
             self.shapes,
             SPEC.classes,
             self.settings,
@@ -94,20 +102,20 @@ class Rig:
     def open_heads(self, client: int) -> None:
         self.heads.open(client, {}, {})
 
-    def connect(self) -> Link:
+    def connect(self, pacer: Pacer | None = None) -> Link:
         """A link on which nothing has been said."""
-        self._links.append(self._transport.connect(self.plane.endpoint))
+        self._links.append(self._transport.connect(self.plane.endpoint, pacer))
         return self._links[-1]
 
-    def greet(self, client: int) -> Link:
+    def greet(self, client: int, pacer: Pacer | None = None) -> Link:
         """A link on which a client has said who it is."""
-        link = self.connect()
+        link = self.connect(pacer)
         link.send(hello(client, 1, f"token {client}", BATCHES, 2 * BATCHES))
         return link
 
-    def join(self, client: int) -> Link:
+    def join(self, client: int, pacer: Pacer | None = None) -> Link:
         """A link that is its client's."""
-        link = self.greet(client)
+        link = self.greet(client, pacer)
         assert link.receive(20).kind is Kind.WELCOME
         return link
 

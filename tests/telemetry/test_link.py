@@ -223,3 +223,33 @@ class TestLink:
         for batch in range(4):
             link.exchange(now, now, 0.02, batch)
         assert link.up.value > 1e9
+
+    def test_an_upload_counts_once_when_it_is_there(self):
+        """Told again with the rest of its exchange, a batch later, it only says what was left for the other way."""
+        early, late = link_to(up=1e6, down=1e6), link_to(up=1e6, down=1e6)
+        up, down = transfer(4 * CHUNK, 5e5), transfer(500_000, 2e5)
+        away_s = up.bytes / 5e5 + down.bytes / 2e5 + 0.02
+        for batch in range(3):
+            assert early.uploaded(up, batch)
+            assert early.exchange(up, down, away_s, batch)
+            assert late.exchange(up, down, away_s, batch)
+        assert early.up.reading(2) == late.up.reading(2)
+        assert early.down.value == pytest.approx(late.down.value)
+
+    def test_an_upload_that_hangs_is_believed_whatever_is_told_of_the_one_before(self):
+        """Its frame brings the report of the batch before, when the link was still as good as ever."""
+        link, good = link_to(up=1e6), Truth(up=1e6, down=1e6)
+        down = transfer(1000, 1e6)
+        before = transfer(8 * CHUNK, good.up)
+        for batch in range(6):
+            before = transfer(8 * CHUNK, good.up)
+            link.uploaded(before, batch)
+        hangs = transfer(8 * CHUNK, 1e5, start=before.last + 0.1)
+        assert link.coming(Transfer(hangs.first, hangs.first + 9, 2 * CHUNK, 2), 20.0)
+        assert link.up.value == pytest.approx(2 * CHUNK / 20)
+        link.exchange(before, down, before.bytes / good.up + 0.021, 6)
+        assert link.up.value == pytest.approx(2 * CHUNK / 20)
+        link.uploaded(hangs, 7)
+        assert link.up.value == pytest.approx(1e5)
+        assert not link.coming(Transfer(hangs.first, hangs.first + 9, CHUNK, 1), 1000.0), "it is there by now"
+        assert link.up.value == pytest.approx(1e5)

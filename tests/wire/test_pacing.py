@@ -5,11 +5,12 @@ import time
 
 import pytest
 import torch
+from half_way import HalfWay
 
 from dynsl_app.errors import LinkClosed
 from dynsl_app.settings import WireSettings
 from dynsl_app.telemetry.link import Throughput
-from dynsl_app.wire.base import Accept, Frame, Kind, Link, Transfer
+from dynsl_app.wire.base import Accept, Frame, Kind, Link, Pacer, Transfer
 from dynsl_app.wire.pacing import paced
 from dynsl_app.wire.transport import make_transport
 
@@ -38,7 +39,7 @@ class Network:
 class Behind:
     """A client behind a network, and a server that answers each frame with half a megabyte."""
 
-    def __init__(self, settings: WireSettings, network: Network, accept: Accept | None = None) -> None:
+    def __init__(self, settings: WireSettings, network: Pacer, accept: Accept | None = None) -> None:
         self.at_server: list[Transfer] = []
         self.server: Link | None = None
         self._listener = make_transport(settings).listen(accept or self._serve)
@@ -149,3 +150,26 @@ def test_the_end_of_a_stream_comes_after_its_chunks() -> None:
     assert [next(arriving), next(arriving)] == [b"one", b"two"]
     with pytest.raises(LinkClosed, match="broken"):
         next(arriving)
+
+
+def test_a_frame_under_way_is_seen_by_its_receiver(settings: WireSettings) -> None:
+    """What has come of it, since when; nothing before and after."""
+    network = HalfWay(settings.chunk_bytes)
+    with Behind(settings, network) as behind:
+        behind.link.send(sent(size=10))
+        behind.link.receive(20)
+        server = behind.server
+        assert server is not None
+        assert server.incoming is None
+        network.stop("up")
+        began = time.monotonic()
+        behind.link.send(sent(1))
+        assert network.reached.wait(20)
+        while (part := server.incoming) is None:  # the chunk may still be on its real way
+            assert time.monotonic() < began + 20
+            time.sleep(0.001)
+        assert (part.bytes, part.chunks) == (settings.chunk_bytes, 1)
+        assert began <= part.first == part.last <= time.monotonic()
+        network.released.set()
+        behind.link.receive(20)
+        assert server.incoming is None

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dynsl_app.errors import WireError
-from dynsl_app.wire.base import Frame, Kind, Scalar
+from dynsl_app.wire.base import Frame, Kind, Scalar, Transfer
 from dynsl_app.wire.description import MAX_BYTES, MAX_META, MAX_TENSORS
 from dynsl_app.wire.protocol import Decoder, encode
 
@@ -271,3 +271,17 @@ def test_too_large_frames_are_refused_when_sent() -> None:
     encode(frame, 4096, limit=size)
     with pytest.raises(WireError, match=r"wire\.max_frame_bytes allows"):
         encode(frame, 4096, limit=size - 1)
+
+
+def test_a_frame_under_way_is_seen_chunk_by_chunk() -> None:
+    """By the decoder's clock; nothing between frames."""
+    times = iter([5.0, 7.0, 11.0, 12.0])
+    decoder = Decoder(2**20, clock=lambda: next(times))
+    chunks = list(encode(Frame(Kind.ACTIVATION, 0, 0, tensors={"x": torch.zeros(10_000, dtype=torch.uint8)}), 4096))
+    seen = [decoder.incoming]
+    for chunk in chunks:
+        frame = decoder.feed(chunk)
+        seen.append(decoder.incoming)
+    assert seen == [None, Transfer(5.0, 5.0, 4096, 1), Transfer(5.0, 7.0, 8192, 2), None]
+    assert frame is not None
+    assert frame.received == Transfer(5.0, 11.0, sum(map(len, chunks)), 3)

@@ -200,3 +200,18 @@ def test_closing_does_not_wait_for_a_peer_that_reads_nothing(monkeypatch: pytest
     peer.link.send(Frame(Kind.ACK, 7, 0))
     peer.link.close()
     assert peer.cancelled.is_set()
+
+
+def test_every_round_trip_is_told_once() -> None:
+    peer = Peer()
+    told = []
+    for frame, held in zip(peer.frames(), (0.0, 1e6, 0.0), strict=False):
+        peer.send(beat(Kind.PONG, 999, held=0.0))
+        peer.send(beat(Kind.PONG, frame.batch, held=held))
+        peer.send(Frame(Kind.ACK, 7, 0))
+        peer.link.receive(20)
+        told.append(peer.link.round_trips())
+    assert [len(trips) for trips in told] == [1, 1, 1]
+    assert told[0][0] > 0
+    assert told[1] == [0.0]
+    assert peer.link.round_trips() == []
