@@ -95,6 +95,8 @@ class Throughput:
         self._chunk = chunk_bytes
         self._ceiling = math.inf
         self._falls = 0
+        self._told = prior_Bps
+        """What the estimate was when a fall was last counted."""
 
     @property
     def value(self) -> float:
@@ -161,8 +163,12 @@ class Throughput:
         if most * _OVERDUE > self.level.value:
             return False
         if self._ceiling == math.inf:
-            self._falls += 1
             self.level.suspect_fall()
+            self._told = self.level.value
+        if most * _OVERDUE <= self._told:
+            # Every further halving is news: what was planned on the first look may be wrong by the next.
+            self._falls += 1
+            self._told = most
         self._ceiling = min(self._ceiling, most)
         return True
 
