@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from dynsl_app.settings import (
     Settings,
     WireSettings,
 )
+from dynsl_app.telemetry.report import reported
 from dynsl_app.wire.base import Frame, Kind, Link
 from dynsl_app.wire.transport import make_transport
 
@@ -191,6 +193,60 @@ def test_a_device_that_cannot_hold_the_whole_model_counts_instead_of_measuring(
     assert train(server.order(2, profile=True), NODE).samples == 12
     assert "profile" in server.frames[0].tensors
     assert "its blocks are counted and not measured: mlp does not fit" in caplog.text
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_a_local_client_probes_its_link_when_it_is_asked(play, batch: int) -> None:
+    """With the next frame, waiting for the bytes to come back; what it saw of that goes with the frame after it."""
+    size = 5000
+
+    def answer(frame: Frame) -> Frame:
+        asking = {"probe": size} if (frame.kind, frame.batch) == (Kind.PROGRESS, batch) else {}
+        probe = {name: value for name, value in frame.tensors.items() if name == "probe"}
+        return replace(reply(frame, **asking), tensors=probe)
+
+    run = settings(algorithm=AlgorithmSettings(name="dynsl"))
+    server = play(answer)
+    done = train(server.order(4, run), NODE)
+    told = [frame for frame in server.frames if frame.kind is Kind.PROGRESS]
+    assert [frame.batch for frame in told if "probe" in frame.tensors] == [batch + 1]
+    probe = told[batch + 1].tensors["probe"]
+    assert (probe.dtype, probe.shape) == (torch.uint8, (size,))
+    assert len(probe.unique()) > 200, "nothing on the way can shorten it"
+    heard = [report for frame in told if (report := reported(frame)) is not None and report.down is not None]
+    assert len(heard) == (batch + 2 < BATCHES)
+    for report in heard:
+        assert report.down is not None
+        assert report.down.bytes > size
+        assert report.wait_s is not None
+        assert 0 < report.wait_s <= done.metrics["wait_s"]
+    plain = train(play(reply).order(4, run), NODE)
+    assert all(plain.weights[name].equal(value) for name, value in done.weights.items())
+
+
+def test_a_probe_can_ask_for_the_next_and_command_a_move(play) -> None:
+    """Its answer is read at once, so what that says holds from the next batch on."""
+
+    def answer(frame: Frame) -> Frame:
+        match (frame.kind, frame.batch):
+            case (Kind.PROGRESS, 0 | 1):
+                return reply(frame, probe=100)
+            case (Kind.PROGRESS, 2):
+                return reply(frame, cut=2, generation=1)
+            case _:
+                return reply(frame)
+
+    server = play(answer)
+    assert train(server.order(4), NODE).cut == 2
+    kinds = [(frame.kind, "probe" in frame.tensors) for frame in server.frames[1:-1]]
+    progress, activation = Kind.PROGRESS, Kind.ACTIVATION
+    assert kinds == [(progress, False), (progress, True), (progress, True), (activation, False)]
+
+
+def test_a_probe_of_nonsense_is_refused(play) -> None:
+    server = play(lambda frame: reply(frame, probe=2**30))
+    with pytest.raises(WireError, match="client 1, batch 0: a probe of 1073741824 bytes was asked for"):
+        train(server.order(4), NODE)
 
 
 def test_weights_that_do_not_fit_are_refused_before_a_stream_is_opened(play) -> None:

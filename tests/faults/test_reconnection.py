@@ -177,3 +177,33 @@ def test_moves_survive_a_broken_link(trial, tamper, monkeypatch: pytest.MonkeyPa
     assert not outcome.watch.lost
     assert [e["cut"] for e in outcome.watch.named("move")] == [e["cut"] for e in undisturbed.watch.named("move")]
     assert outcome.model == undisturbed.model
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_probes_survive_a_broken_link_and_change_no_bit(trial, tamper, monkeypatch: pytest.MonkeyPatch, wire) -> None:
+    """The frame that carries a probe is lost, and the answer that sends it back; both are sent again."""
+
+    class Curious(Stay):
+        def probe(self, client: int) -> int:
+            return 5000
+
+    settings = ["algorithm=fedavg", "data.batch=2", "wire.chunk_bytes=4096", *WIRES[wire]]
+    undisturbed = trial(*settings)
+    monkeypatch.setattr(rounds, "Stay", Curious)
+    probes: list[int] = []
+
+    def out(frame: Frame, link: Link) -> Frame:
+        if "probe" in frame.tensors and frame.client == 1:
+            probes.append(frame.batch)
+        return breaks.before(frame, link)
+
+    breaks = Breaks(
+        ("before", Kind.PROGRESS, 1), ("lose", Kind.ACK, 1), ("lose", Kind.ACK, 2), ("before", Kind.PROGRESS, 4)
+    )
+    tamper(out=out, in_=breaks.lose)
+    outcome = trial(*settings)
+    assert not breaks.left
+    assert not outcome.watch.lost
+    # The first frame can have none, nobody would hear of one with the last; what is lost is sent again.
+    assert probes == [1, 1, 1, 2, 2, 3, 4, 4]
+    assert outcome.model == undisturbed.model

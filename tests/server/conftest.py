@@ -74,6 +74,7 @@ class Rig:
                 wire=WireSettings(name=wire, chunk_bytes=chunk_bytes),
             )
         )
+        self.spec = SPEC
         chain = build_chain(self.settings.model, SPEC, 0)
         self.shapes = probe(chain, SPEC)
         self.plan = make_plan(self.settings, len(chain), range(3))
