@@ -121,8 +121,9 @@ def estimators_s(blocks: int) -> float:
     def feed() -> None:
         batch = next(count)
         slowdown.add(measured, batch)
+        link.uploaded(up, batch)
         link.exchange(up, down, 4.3, batch)
-        service.add(None, 1, 8, 0.012, 0.002)
+        service.add_group(None, [(1, 8)], 0.012, 0.002)
         if batch % PERIOD == 0:
             for estimator in (slowdown.level, link.up, link.down):
                 estimator.reading(batch)

@@ -17,6 +17,10 @@ _OVERDUE = 2.0
 _LEAST_SPREAD_S = 1e-4
 """Round trips in one process or over loopback vary at least by a thread's wake-up (choice)."""
 
+_FEW = 4
+"""Heartbeats that tell how much they vary; of fewer, one that was delayed would drown all exchanges in its noise
+(choice)."""
+
 
 class Timed(Protocol):
     """When a frame's bytes arrived, as ``wire.base.Transfer`` has it: seconds of first and last chunk."""
@@ -51,7 +55,7 @@ class Rtt:
     value
         Seconds.
     spread
-        By how many seconds a round trip usually exceeds the least one; the prior itself before there are two.
+        By how many seconds a round trip usually exceeds the least one; the prior itself before there are four.
     """
 
     def __init__(self, name: str, prior_s: float, *, window: int = 16) -> None:
@@ -72,7 +76,7 @@ class Rtt:
         self._recent.append(seconds)
         self.samples += 1
         self.value = min(self._recent)
-        if self.samples > 1:
+        if self.samples >= _FEW:
             self.spread = max(statistics.median(self._recent) - self.value, _LEAST_SPREAD_S)
         return True
 

@@ -119,6 +119,15 @@ class TestRtt:
         rtt = Rtt("client 1: heartbeat", 0.03)
         assert (rtt.value, rtt.spread, rtt.samples) == (0.03, 0.03, 0)
 
+    def test_one_delayed_heartbeat_of_a_few_is_no_spread(self):
+        rtt = Rtt("client 1: heartbeat", 0.002)
+        for seconds in (0.4, 0.01, 0.01):
+            rtt.add(seconds)
+            assert rtt.spread == 0.002
+        rtt.add(0.011)
+        assert rtt.value == 0.01
+        assert rtt.spread == pytest.approx(0.0005)
+
     @pytest.mark.parametrize("nonsense", [math.nan, math.inf, -0.001, 1e9])
     def test_nonsense_is_refused_by_name(self, nonsense: float):
         rtt = Rtt("client 1: heartbeat", 0.03)
