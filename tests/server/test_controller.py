@@ -1,11 +1,12 @@
 """One round on the data plane, with clients played by hand: who waits for whom, and who is lost by what."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from dynsl_app.server import plane
+from dynsl_app.server.director import Stay
 from dynsl_app.server.heads import Heads
 from dynsl_app.server.session import State
 from dynsl_app.wire.base import Frame, Kind
@@ -252,3 +253,30 @@ def test_traffic_counts_all_links_of_a_client(rig) -> None:
     up, down = server.controller.sessions[0].traffic
     assert up == first.bytes_sent + second.bytes_sent
     assert down == first.bytes_received + second.bytes_received
+
+
+class Clerk(Stay):
+    """Stays, and keeps what was served."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[int | None, list[tuple[int, int]]]] = []
+
+    def served(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> None:
+        assert 0 < service_s < 20
+        assert 0 <= wait_s < 20
+        self.groups.append((head, list(entries)))
+
+
+@pytest.mark.parametrize(("algorithm", "group"), [("psl", (0, [(2, 2)] * 3)), ("splitfed_v1", (None, [(2, 2)]))])
+def test_service_times_are_told_of_shared_and_private_heads(rig, algorithm: str, group: tuple) -> None:
+    """Each member of a group as its cut and its samples."""
+    director = Clerk()
+    server = rig(algorithm=algorithm, director=director)
+    links = {client: server.join(client) for client in range(3)}
+    for client, link in links.items():
+        link.send(server.batch(client, 0))
+    for link in links.values():
+        assert link.receive(20).batch == 0
+    server.sink.wait("step")
+    server.controller.close()  # the workers have told all there is to tell
+    assert director.groups == [group] * (3 // len(group[1]))
