@@ -36,6 +36,9 @@ _CLEAR = 8.0
 """By how many times a probe exceeds what counts as noise: a link may be so much faster and still be measured
 (choice)."""
 
+_UNDER_WAY = 2
+"""Batches from asking to hearing of it: the probe comes with the next one, its report with the one after."""
+
 _PROBE = "probe"
 """In an ACK's meta: bytes asked for. As a tensor: the bytes, in PROGRESS and in the ACK that sends them back."""
 
@@ -53,6 +56,7 @@ class Prober:
         self._link = link
         self._purse_s = 0.0
         self._charged_s = 0.0
+        self._asked_at = 0.0
 
     def earn(self, seconds: float) -> None:
         """The client has trained for so long on its own."""
@@ -60,6 +64,8 @@ class Prober:
 
     def ask(self, batch: float) -> int:
         """Bytes to ask the client for now, as of batch ``batch``; 0: no probe."""
+        if self._charged_s and batch < self._asked_at + _UNDER_WAY:
+            return 0
         link = self._link
         width = max(way.reading(batch).relative_width for way in (link.up, link.down))
         in_doubt = link.up.level.in_doubt or link.down.level.in_doubt
@@ -73,7 +79,7 @@ class Prober:
         if self._purse_s < (0.0 if in_doubt else cost_s):
             return 0
         self._purse_s -= cost_s
-        self._charged_s = cost_s
+        self._charged_s, self._asked_at = cost_s, batch
         return size
 
     def spent(self, seconds: float) -> None:

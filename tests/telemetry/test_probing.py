@@ -82,6 +82,19 @@ def test_nothing_is_asked_before_it_is_earned() -> None:
     assert prober.ask(2) > 0
 
 
+def test_one_probe_at_a_time() -> None:
+    """However much is in doubt; but one that is never told of is not waited for."""
+    link = LinkEstimate(1, 1e6, 1e6, RTT_S, CHUNK)
+    prober = Prober(link)
+    prober.earn(1000.0)
+    assert prober.ask(5) > 0
+    assert prober.ask(6) == 0
+    assert prober.ask(7) > 0
+    prober.spent(0.001)
+    prober.earn(1000.0)
+    assert prober.ask(8) > 0
+
+
 def test_what_frames_say_reads_back() -> None:
     assert asked(Frame(Kind.ACK, 1, 1, meta=asking(500))) == 500
     assert asking(0) == carrying(None) == {}
