@@ -196,6 +196,11 @@ def _check_clients(settings: Settings) -> None:
             f"clients={settings.clients} contradicts fleet={fleet.name}, which has {fleet.size} devices; leave clients "
             f"out, or choose another fleet"
         )
+    if settings.dynamics.rows and settings.runtime != "testbed":
+        raise SettingsError(
+            f"dynamics={settings.dynamics.name} happens in virtual time only; set runtime=testbed, or let a fleet of "
+            f"your own have changes"
+        )
     if settings.clients_per_round is not None and settings.clients_per_round > settings.clients:
         raise SettingsError(
             f"clients_per_round={settings.clients_per_round} is more than clients={settings.clients}; lower it, or "

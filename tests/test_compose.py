@@ -18,6 +18,7 @@ NEEDS = {
     "heads=shared": ["algorithm=uniform"],
     "algorithm=dynsl_profiled": ["telemetry=file", "telemetry.profile_file=p.json"],
     **{f"algorithm={name}": ["runtime=testbed"] for name in ORACLES},
+    **{f"dynamics={file.stem}": ["runtime=testbed"] for file in (CONF / "dynamics").glob("*.yaml")},
 }
 """What some options only make sense with."""
 

@@ -17,7 +17,7 @@ SLOW = {"at": 0.4, "device": "pi", "compute": 3}
 def test_a_file_is_read_once_and_kept_in_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("rows:\n- {at: 0.4, until: 0.6, device: pi, compute: 3}\n- {at_s: 2, action: double}\n")
-    settings = compose([f"dynamics.file={file}"])
+    settings = compose([f"dynamics.file={file}", "runtime=testbed"])
     rows = [Row(at=0.4, until=0.6, device="pi", compute=3), Row(at_s=2, action="double")]
     assert settings.dynamics == Dynamics("mine", str(file), rows)
     file.unlink()
@@ -25,7 +25,7 @@ def test_a_file_is_read_once_and_kept_in_the_settings(tmp_path: Path) -> None:
 
 
 def test_rows_can_be_listed_in_the_override() -> None:
-    settings = compose(["dynamics.rows=[{at: 0.1, client: 2, link: 0}]"])
+    settings = compose(["dynamics.rows=[{at: 0.1, client: 2, link: 0}]", "runtime=testbed"])
     assert settings.dynamics.rows == [Row(at=0.1, client=2, link=0)]
 
 
@@ -86,3 +86,9 @@ def test_refusals_name_the_file(tmp_path: Path, text: str, says: str) -> None:
 def test_a_file_and_named_dynamics_are_refused_together(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"dynamics\.file=.* and dynamics=double both list rows; choose one"):
         compose(["dynamics=double", f"dynamics.file={tmp_path / 'mine.yaml'}"])
+
+
+def test_devices_that_are_played_have_no_dynamics() -> None:
+    with pytest.raises(SettingsError, match="dynamics=double happens in virtual time only; set runtime=testbed"):
+        compose(["fleet=demo", "dynamics=double"])
+    assert compose(["fleet=demo", "dynamics=none"]) == compose(["fleet=demo"])

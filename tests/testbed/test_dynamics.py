@@ -143,7 +143,7 @@ def test_a_fleets_own_changes_happen_too(world_of):
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (conf_dir() / "dynamics").glob("*.yaml")))
 def test_every_dynamics_fits_colext24(name, world_of):
-    settings = compose(["fleet=colext24", f"dynamics={name}"])
+    settings = compose(["runtime=testbed", f"dynamics={name}"])
     world = with_happenings(world_of(COLEXT24), COLEXT24, settings.dynamics, 100.0, 0)
     times = [one.at_s for one in world.happenings]
     assert times == sorted(times)
