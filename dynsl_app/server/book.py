@@ -80,11 +80,6 @@ class Client:
         return self.slowdown.level.jumps + self.link.jumps
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether its next batch will tell if something has changed."""
-        return self.slowdown.level.in_doubt or self.link.in_doubt
-
-    @property
     def complaints(self) -> list[str]:
         """Nonsense that it reported, in words."""
         own = self.slowdown.level.complaint
@@ -110,6 +105,11 @@ class Book:
         self._profile_s, self._batch, self._sizes, self._chunk = tuple(profile_s), batch, sizes, chunk_bytes
         self._clients: dict[int, Client] = {}
         self.service = Service(_CALL_S, profile_s, batch)
+
+    @property
+    def blocks(self) -> int:
+        """L."""
+        return len(self._profile_s)
 
     def client(self, client: int) -> Client:
         """A client's estimates, at their priors when nothing is known."""

@@ -92,8 +92,12 @@ class Steering:
         self._courses: dict[int, _Course] = {}
         self._seen: dict[int, int] = {}
         """Batches of each client over the whole run: the estimators' time."""
+        self._cuts: dict[int, int] = {}
+        """With which each client opens its stream in this round."""
         self._rounds_batches: dict[int, int] = {}
         """Batches that each client had in its last round."""
+        self._opened: set[int] = set()
+        """Who has opened a stream in this round."""
         self._reports: dict[int, Report] = {}
         """Each client's last round."""
         self._plan: Plan | None = None
@@ -129,7 +133,9 @@ class Steering:
         """
         with self._news:
             if not all(client in self._rounds_batches for client in clients):
-                return {client: self._within(client, plan.cuts[client]) for client in clients}
+                within = {client: self._within(client, plan.cuts[client]) for client in clients}
+                self._cuts |= within
+                return within
             rest = {client: course.batches - course.done for client, course in self._courses.items()}
             rest |= {client: self._rounds_batches[client] for client in clients}
             batches = {client: rest[client] for client in sorted(rest)}
@@ -144,6 +150,8 @@ class Steering:
             )
             last = [self._reports.get(client) for client in batches]
         chosen = dict(zip(batches, self._allocator.initial(costs, last).tolist(), strict=True))
+        with self._news:
+            self._cuts |= {client: chosen[client] for client in clients}
         return {client: chosen[client] for client in clients}
 
     def _within(self, client: int, cut: int) -> int:
@@ -159,7 +167,8 @@ class Steering:
         """A round begins."""
         with self._news:
             self._round, self._plan, self._total = round_, plan, 0
-            self._courses = {}
+            self._courses, self._cuts = {}, dict(plan.cuts)
+            self._opened = set()
             self._joined = self._jumped = self._due = False
         if self._mid_epoch and self._threaded:
             self._planner = threading.Thread(target=self._plan_loop, name="planner", daemon=True)
@@ -195,11 +204,12 @@ class Steering:
                 except ValueError as error:
                     memory_bytes = None
                     complaints.append(str(error))
-            assert self._plan is not None
             known = self._book.client(client)
-            self._courses[client] = _Course(batches, self._plan.cuts[client], self._clock(), jumps=known.jumps)
+            self._courses[client] = _Course(batches, self._cuts[client], self._clock(), jumps=known.jumps)
             first = client not in self._rounds_batches
-            self._rounds_batches[client] = batches
+            if client not in self._opened:  # one that comes back has fewer left
+                self._rounds_batches[client] = batches
+            self._opened.add(client)
             self._joined = True
             round_, block_s, (floor, ceiling) = self._round, list(known.slowdown.block_s), self._limits[client]
         for complaint in complaints:
@@ -297,6 +307,7 @@ class Steering:
             course = self._courses.pop(client, None)
             if course is not None:
                 self._joined = True
+                self._cuts[client] = course.cut
                 # The last batch is never told of.
                 compute_s = course.compute_s * course.done / max(1, course.measured)
                 seconds = self._clock() - course.started_s
@@ -365,7 +376,7 @@ class Steering:
             since_move=np.array([course.since_move for course in courses], dtype=np.int64),
             moving=np.array([course.target is not None or course.command is not None for course in courses]),
             jumped=np.array([service or n != c.jumps for n, c in zip(jumps, courses, strict=True)]),
-            in_doubt=np.array([self._book.client(client).in_doubt for client in clients]),
+            in_doubt=np.array([self._in_doubt(client) for client in clients]),
             joined=self._joined,
         )
         for course, count in zip(courses, jumps, strict=True):
@@ -373,6 +384,12 @@ class Steering:
         self._service_jumps = self._book.service.jumps
         self._joined = self._jumped = False
         return situation
+
+    def _in_doubt(self, client: int) -> bool:
+        """Whether its next batch will tell if something has changed; without activations it tells nothing of a link."""
+        known = self._book.client(client)
+        split = self._courses[client].cut < self._book.blocks
+        return known.slowdown.level.in_doubt or (split and known.link.in_doubt)
 
     def _apply(self, moves: Mapping[int, int]) -> None:
         given = {}

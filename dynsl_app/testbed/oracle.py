@@ -19,7 +19,7 @@ from dynsl_app.server.director import Measured
 from dynsl_app.testbed.links import Constant
 from dynsl_app.testbed.simulate import Clock
 from dynsl_app.testbed.world import Happening, RatePath, World
-from dynsl_app.wire.base import Scalar
+from dynsl_app.wire.base import Scalar, Transfer
 
 Limits = Mapping[int, tuple[int, int]]
 
@@ -192,8 +192,21 @@ class Oracle:
     def measured(self, client: int, measured: Measured) -> None:
         """It knows."""
 
-    def served(self, head: int | None, cut: int, samples: int, service_s: float, wait_s: float) -> None:
+    def served(self, head: int | None, entries: Sequence[tuple[int, int]], service_s: float, wait_s: float) -> None:
         """It knows."""
+
+    def beat(self, client: int, seconds: float) -> None:
+        """It knows."""
+
+    def coming(self, client: int, part: Transfer, seconds: float) -> None:
+        """It knows."""
+
+    def arrived(self, client: int, up: Transfer) -> None:
+        """It knows."""
+
+    def probe(self, client: int) -> int:
+        """It needs none."""
+        return 0
 
     def done(self, client: int) -> None:
         """See :meth:`Director.done`."""

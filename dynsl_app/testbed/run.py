@@ -243,6 +243,7 @@ class _Testbed:
             chunk_bytes=settings.wire.chunk_bytes,
             batch_samples=self._batch,
             wants_profile=driver.wants_profile,
+            heartbeat_s=settings.wire.heartbeat_s,
             noise=settings.testbed.noise,
             patience_s=settings.faults.batch_s,
             compute=compute,

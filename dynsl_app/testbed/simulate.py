@@ -138,6 +138,10 @@ class Course:
     up: Transfer | None = None
     down: Transfer | None = None
     held_s: float = 0.0
+    # Until when no heartbeat is due.
+    beat_s: float = 0.0
+    # Bytes of a probe, to go with a fully local client's next frame.
+    asked: int = 0
 
     @property
     def finished(self) -> bool:
@@ -166,6 +170,8 @@ class Simulation:
         Stands at the round's start, and is moved on.
     wants_profile
         Whether a client is to measure all its blocks before its first batch; that takes no virtual time.
+    heartbeat_s
+        Seconds between two measurements of the round trip (``wire.heartbeat_s``).
     noise
         Relative standard deviation of what is measured, beside what varies itself (``testbed.noise``).
     patience_s
@@ -190,6 +196,7 @@ class Simulation:
         chunk_bytes: int,
         batch_samples: int,
         wants_profile: Callable[[int], bool] = lambda client: False,
+        heartbeat_s: float = 10.0,
         noise: float = 0.0,
         patience_s: float = 300.0,
         compute: Compute | None = None,
@@ -197,6 +204,7 @@ class Simulation:
         self._world, self._plan, self._director, self._joiner = world, plan, director, joiner
         self._clock, self._events, self._compute = clock, events, compute
         self._round, self._chunk, self._batch = round_, chunk_bytes, batch_samples
+        self._heartbeat_s = heartbeat_s
         self._wants_profile, self._noise, self._patience = wants_profile, noise, patience_s
         self._scheduler: Scheduler[int] = Scheduler(make_policy)
         self._workers_free = world.server.workers
@@ -367,9 +375,35 @@ class Simulation:
             self._count(course, *result)
             _, loss, correct = result
         course.news, before = Measured(self._measured_s(course)), course.news
+        if course.asked:
+            self._probe(course, before, loss, correct)
+            return
         cut = course.told if course.told_s <= self._clock.now else None
         self._progress(course, before, loss, correct)
         self._next(course, cut)
+
+    def _probe(self, course: Course, news: Measured | None, loss: float | None, correct: int | None) -> None:
+        """The bytes of a probe go with the progress; the client waits for them to come back."""
+        size, course.asked = course.asked, 0
+        course.sent_s = self._clock.now
+        course.bytes_up += size
+        course.bytes_down += size
+        course.up = self._transfer(course, course.truth.up, size, course.jitter[1], self._clock.now)
+
+        def returned(course: Course) -> None:
+            assert course.up is not None
+            away_s = self._clock.now - course.sent_s
+            course.news = Measured(self._measured_s(course), course.up, course.down, away_s)
+            self._next(course, course.told)
+
+        def arrived(course: Course) -> None:
+            assert course.up is not None
+            self._progress(course, news, loss, correct)
+            self._director.arrived(course.client, course.up)
+            course.down = self._transfer(course, course.truth.down, size, course.jitter[2], self._clock.now)
+            self._when_there(course, course.down, returned)
+
+        self._when_there(course, course.up, arrived)
 
     def _next(self, course: Course, cut: int | None) -> None:
         """A batch is done: move if that was commanded, then the next one, or the end."""
@@ -415,6 +449,7 @@ class Simulation:
         """An activation has come."""
         self._heard(course, course.news)
         assert course.up is not None
+        self._director.arrived(course.client, course.up)
         now, client = self._clock.now, course.client
         self._scheduler.add(Request(client, course.batch, course.lane, course.up.bytes, now, client))
         self._dispatch()
@@ -426,11 +461,16 @@ class Simulation:
         cut = self._command(course, ahead=1)
         if cut is not None:
             course.told, course.told_s = cut, self._clock.now + course.truth.rtt_s
+        elif course.told is None and course.before is None and course.batch + 2 < course.batches:
+            course.asked = self._director.probe(course.client)
         fields = {"client": course.client, "batch": course.batch, "samples": self._batch}
         self._events.emit("progress", round=self._round, **fields, loss=loss, correct=correct)
 
     def _heard(self, course: Course, news: Measured | None) -> None:
         """What a frame tells: that a move is complete, what was measured of the batch before."""
+        if self._clock.now >= course.beat_s:
+            course.beat_s = self._clock.now + self._heartbeat_s
+            self._director.beat(course.client, course.truth.rtt_s * course.jitter[1])
         if course.before is not None:
             self._director.moved(course.client, course.cut)
             self._events.emit(
@@ -483,13 +523,13 @@ class Simulation:
         self._scheduler.done(lane)
         trained, fields = self._train([course for course in members if course.lost is None])
         if trained:
-            cut = trained[0].cut
+            entries = [(course.cut, self._batch) for course in trained]
             for course in trained:
                 self._director.done(course.client)
                 course.told = self._command(course)
                 self._reply(course)
             head = self._plan.head_of(trained[0].client)
-            self._director.served(head, cut, self._batch * len(trained), self._noisy(service_s), wait_s)
+            self._director.served(head, entries, self._noisy(service_s), wait_s)
             batches = [[course.client, course.batch, self._batch] for course in trained]
             fields |= {"wait_s": wait_s, "service_s": service_s}
             self._events.emit("step", round=self._round, head=head, members=batches, **fields)
