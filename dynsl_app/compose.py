@@ -58,12 +58,17 @@ def compose(overrides: Sequence[str], *, config_name: str = "config") -> Setting
     with initialize_config_dir(str(conf_dir()), version_base=None):
         try:
             cfg = hydra_compose(config_name, overrides=list(overrides))
-        except MissingConfigException as error:
-            raise SettingsError(_missing(error, config_name)) from None
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-            raise SettingsError(f"cannot compose {' '.join(overrides)}: {reason}") from None
+            raise explained(error, overrides, config_name=config_name) from None
     return apply(cfg, parsed)
+
+
+def explained(error: Exception, overrides: Sequence[str], *, config_name: str = "config") -> SettingsError:
+    """What Hydra or OmegaConf could not compose, in one line."""
+    if isinstance(error, MissingConfigException):
+        return SettingsError(_missing(error, config_name))
+    reason = " ".join(f"{error} {error.__cause__ or ''}".split())
+    return SettingsError(f"cannot compose {' '.join(overrides)}: {reason}")
 
 
 def apply(cfg: DictConfig, overrides: Sequence[Override] = ()) -> Settings:

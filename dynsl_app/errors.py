@@ -3,9 +3,16 @@
 Every one names what is wrong (client, setting or frame) and what to do about it.
 """
 
+from pathlib import Path
+
 
 class DynslError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose.
+
+    ``run_dir`` is the folder of the run that the error ended, if it left one.
+    """
+
+    run_dir: Path | None = None
 
 
 class SettingsError(DynslError):
@@ -34,3 +41,11 @@ class ClientLost(DynslError):
 
 class RoundFailed(DynslError):
     """No client finished the round with samples, so there is nothing to aggregate."""
+
+
+class SweepError(DynslError):
+    """A sweep cannot go on, whatever its runs did."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run; the message says how it may go on."""

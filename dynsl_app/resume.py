@@ -12,16 +12,8 @@ from dynsl_app.settings import Settings
 from dynsl_app.validate import read_yaml, validate
 
 CHANGEABLE = (
-    "resume",
-    "run_dir",
-    "runtime",
-    "rounds",
-    "server.workers",
-    "wire.*",
-    "telemetry.*",
-    "faults.*",
-    "logging.*",
-    "events.*",
+    *("resume", "run_dir", "runtime", "rounds", "server.workers"),
+    *("wire.*", "telemetry.*", "faults.*", "logging.*", "events.*", "sweep.*"),
 )
 """What does not change the curve, so that a run may go on with other values."""
 

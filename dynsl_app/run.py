@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dynsl_app.errors import DynslError, Interrupted
 from dynsl_app.server import checkpoint, rounds
 from dynsl_app.server.control import ControlPlane
 from dynsl_app.server.folder import RunFolder
@@ -26,7 +27,10 @@ def run(settings: Settings, control: ControlPlane, default_base: Path = Path("ru
     Raises
     ------
     DynslError
-        If the folder cannot be opened, or the run fails; the folder keeps what was written until then.
+        If the folder cannot be opened, or the run fails; the folder (the error's ``run_dir``) keeps what was written
+        until then. A run that was refused before it began leaves none.
+    Interrupted
+        The user stopped it.
     """
     start = None
     if settings.resume is None:
@@ -38,5 +42,20 @@ def run(settings: Settings, control: ControlPlane, default_base: Path = Path("ru
     events = EventStream(make_sinks(settings, folder), start=folder.elapsed())
     try:
         return rounds.run(settings, control, folder=folder, events=events, start=start)
+    except DynslError as error:
+        error.run_dir = folder.path if folder.begun else None
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(_way_on(folder)) from None
     finally:
         events.close()
+        if not folder.begun:
+            folder.discard()
+
+
+def _way_on(folder: RunFolder) -> str:
+    if not folder.begun:
+        return "the run had not begun"
+    if not folder.checkpoint.is_dir() or not any(folder.checkpoint.iterdir()):
+        return f"the run in {folder.path} had no checkpoint yet; start it anew"
+    return f"resume={folder.path} goes on from the run's last checkpoint"

@@ -213,6 +213,13 @@ class EventsSettings:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class SweepSettings:
+    """``metric``: what a sweeper that searches optimises; of ``epoch_s`` the mean over rounds, of bytes both ways."""
+
+    metric: Literal["accuracy", "loss", "epoch_s", "total_s", "bytes"] = "loss"
+
+
+@dataclass(frozen=True, config=_STRICT)
 class AllocatorSettings:
     """When layers move, for algorithms that adapt.
 
@@ -321,6 +328,7 @@ class Settings:
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     events: EventsSettings = field(default_factory=EventsSettings)
     testbed: TestbedSettings = field(default_factory=TestbedSettings)
+    sweep: SweepSettings = field(default_factory=SweepSettings)
     threads: int = Field(default=1, ge=1)
 
 

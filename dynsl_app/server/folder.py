@@ -4,7 +4,8 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -21,9 +22,13 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths and files of one run; ``path`` is absolute. ``docs/run-folder.md`` says what each file holds."""
+    """Paths and files of one run; ``path`` is absolute. ``docs/run-folder.md`` says what each file holds.
+
+    ``made``: whether the folder itself was made for this run.
+    """
 
     path: Path
+    made: bool = field(default=False, compare=False)
 
     @property
     def config(self) -> Path:
@@ -79,7 +84,7 @@ class RunFolder:
             setting = f"run_dir={settings.run_dir}"
             make, wanted = _make_given, Path(settings.run_dir).expanduser().absolute()
         try:
-            path = make(wanted)
+            path, made = make(wanted)
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
@@ -87,9 +92,9 @@ class RunFolder:
                 f"{setting}: cannot make a run folder there ({error.strerror}: {error.filename}); "
                 f"choose a writable folder with run_dir=<path> or $DYNSL_RUNS"
             ) from error
-        folder = cls(path)
+        folder = cls(path, made)
         # An empty stream is from a run that was refused before it began; after that, the folder may be used again.
-        if folder.events.exists() and folder.events.stat().st_size > 0:
+        if folder.begun:
             raise SettingsError(
                 f"{setting} holds a run already ({folder.events}); continue it with resume={path}, "
                 f"or choose another run_dir"
@@ -113,6 +118,19 @@ class RunFolder:
                 kept = end
             os.truncate(folder.events, kept)
         return folder
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has happened in the run."""
+        return self.events.exists() and self.events.stat().st_size > 0
+
+    def discard(self) -> None:
+        """Take away what was written for a run that never began, and the folder if it was made for it."""
+        for file in (self.config, self.events, self.metrics, self.trace):
+            file.unlink(missing_ok=True)
+        if self.made:
+            with suppress(OSError):  # somebody else has put something there
+                self.path.rmdir()
 
     def elapsed(self) -> float:
         """Seconds that the run had taken by its last event; 0 for a new one."""
@@ -138,19 +156,21 @@ class RunFolder:
             save_tensors(draft, state)
 
 
-def _make_given(path: Path) -> Path:
+def _make_given(path: Path) -> tuple[Path, bool]:
+    """Make a folder unless it is there; and whether it was made."""
+    made = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    return path
+    return path, made
 
 
-def _make_unique(path: Path) -> Path:
+def _make_unique(path: Path) -> tuple[Path, bool]:
     """Make a folder that did not exist: several runs may start in the same second."""
     path.parent.mkdir(parents=True, exist_ok=True)
     attempt, candidate = 1, path
     while True:
         try:
             candidate.mkdir()
-            return candidate
+            return candidate, True
         except FileExistsError:
             attempt += 1
             candidate = path.with_name(f"{path.name}-{attempt}")
