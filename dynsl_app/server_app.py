@@ -1,12 +1,13 @@
 """Flower's ServerApp: composes the settings and runs the round loop over Flower's Grid. The rest is in ``server/``."""
 
+import logging
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from dynsl_app.compose import compose, split_overrides
-from dynsl_app.errors import SettingsError
+from dynsl_app.errors import DynslError, SettingsError
 from dynsl_app.flower_control import GridControlPlane
 from dynsl_app.run import run
 
@@ -14,6 +15,18 @@ app = ServerApp()
 
 # Flower runs apps in the SuperLink's working directory, which says nothing about the user's.
 _DEFAULT_BASE = Path.home() / "dynsl-runs"
+
+
+def _without_stack(record: logging.LogRecord) -> bool:
+    """Let Flower log an error that its user can act on as one line; faults of ours keep their stack."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DynslError):
+        record.msg, record.args = "%s: %s", (record.getMessage(), error)
+        record.exc_info = record.exc_text = None
+    return True
+
+
+logging.getLogger("flwr").addFilter(_without_stack)
 
 
 @app.main()

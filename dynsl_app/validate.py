@@ -124,6 +124,14 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(_explain_one(detail) for detail in error.errors(include_url=False))
 
 
+def _example(path: list[int | str]) -> str:
+    """What the setting is by default, to show its form; nothing where there is no such setting."""
+    value: Any = Settings()
+    for name in path:
+        value = getattr(value, str(name), None)
+    return "" if value is None else f", such as [{','.join(map(str, value))}]"
+
+
 def _explain_one(detail: ErrorDetails) -> str:
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "unexpected_keyword_argument":
@@ -131,6 +139,10 @@ def _explain_one(detail: ErrorDetails) -> str:
     if not key:
         return f"cannot read the settings: {detail['msg']}"
     if detail["type"] == "missing":
+        *whole, last = detail["loc"]
+        if isinstance(last, int):  # an item of a list of fixed length
+            given = detail["input"]
+            return f"{'.'.join(map(str, whole))}={list(given)}: needs more values than {len(given)}{_example(whole)}"
         return f"{key} is missing"
     says = detail["msg"].replace("Input should be", "must be")
     quote = ""

@@ -97,6 +97,7 @@ def test_overrides_out_of_one_line():
         ("rounds=three", "rounds=three: must be a valid integer"),
         ("optimizer.lr=-1", "optimizer.lr=-1: must be greater than 0"),
         ("wire.tls=maybe", "wire.tls=maybe: must be 'on' or 'off'"),
+        ("data.shape=[3,8]", "data.shape=[3, 8]: needs more values than 2, such as [3,32,32]"),
         ("rounds", "cannot read the override 'rounds': write setting=value"),
         ("data.shape=[1,", "cannot read the override 'data.shape=[1,'"),
         ("seed=1,2", "cannot compose seed=1,2"),

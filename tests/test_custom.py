@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynsl_app.compose import compose
-from dynsl_app.errors import DataError, SettingsError
+from dynsl_app.errors import DataError, RoundFailed, SettingsError
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.local_grid import run_local
 from dynsl_app.run import run
@@ -72,6 +72,8 @@ SMALL = ["model=mlp", "data.limit=40", "rounds=1", "logging.console=off"]
     ("overrides", "error", "says"),
     [
         (["clients=50"], DataError, "50 clients"),
+        (["model=custom"], SettingsError, r"model=custom needs model\._target_=package\.module\.builder"),
+        (["data=custom"], SettingsError, r"data=custom needs data\._target_"),
         (["server.device=cuda:99"], SettingsError, "server.device=cuda:99 cannot be used here"),
     ],
 )
@@ -79,8 +81,26 @@ def test_what_all_clients_would_fail_on_is_refused_once(
     tmp_path: Path, overrides: list[str], error: type[Exception], says: str
 ) -> None:
     settings = compose([*SMALL, *overrides, f"run_dir={tmp_path / 'run'}"])
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=says) as refusal:
         run(settings, InProcessControl(settings.clients))
+    assert refusal.value.run_dir is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_a_folder_of_the_users_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    settings = compose([*SMALL, "algorithm.cut=99", f"run_dir={tmp_path}"])
+    with pytest.raises(SettingsError, match=r"algorithm\.cut=99"):
+        run(settings, InProcessControl(settings.clients))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_fails_after_it_began_keeps_its_folder(tmp_path: Path) -> None:
+    settings = compose([*SMALL, "optimizer=sgd", "optimizer.lr=1e30", f"run_dir={tmp_path / 'run'}"])
+    with pytest.raises(RoundFailed) as failure:
+        run(settings, InProcessControl(settings.clients))
+    assert failure.value.run_dir == tmp_path / "run"
+    assert (tmp_path / "run" / "events.jsonl").stat().st_size > 0
 
 
 def test_a_run_cannot_be_resumed_to_fewer_rounds(tmp_path: Path) -> None:

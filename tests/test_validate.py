@@ -67,7 +67,7 @@ def test_on_and_off_survive_yaml():
         ({"batch": 3}, "unknown setting batch; did you mean data.batch or evaluation.batch"),
         ({"qqqqqq": 3}, "unknown setting qqqqqq; `dynsl --help`"),
         ({"wire": {"tls": True}}, "wire.tls=True: must be 'on' or 'off' (in YAML files, quote"),
-        ({"data": {"shape": [3, 32]}}, "data.shape.2 is missing"),
+        ({"data": {"shape": [3, 32]}}, "data.shape=[3, 32]: needs more values than 2, such as [3,32,32]"),
         ({"faults": 3}, "faults=3: must be a dictionary"),
     ],
 )

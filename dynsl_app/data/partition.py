@@ -8,6 +8,7 @@ new process. So only the partitions that need it import it, when they run.
 """
 
 import warnings
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -109,12 +110,15 @@ def _dirichlet(targets: Indices, alpha: float, clients: int, seed: int) -> list[
             shuffle=False,
             seed=derive_seed(seed, draw),
         )
-        parts = _run(partitioner, targets, clients)
-        empty = [client for client, part in enumerate(parts) if not len(part)]
-        if not empty:
+        parts = []
+        for part in _run(partitioner, targets, clients):
+            if not len(part):  # no more of this draw: each part takes milliseconds
+                break
+            parts.append(part)
+        else:
             return parts
     raise DataError(
-        f"client {empty[0]} gets no training sample in {DIRICHLET_DRAWS} draws of data.partition=dirichlet with "
+        f"client {len(parts)} gets no training sample in {DIRICHLET_DRAWS} draws of data.partition=dirichlet with "
         f"data.alpha={alpha} ({len(targets)} samples, {clients} clients). "
         "Raise data.alpha or data.limit, or lower `clients`"
     )
@@ -135,14 +139,16 @@ def _shards(targets: Indices, shards: int, clients: int, seed: int) -> list[Indi
         shuffle=False,
         seed=seed,
     )
-    return _run(partitioner, targets, clients)
+    return list(_run(partitioner, targets, clients))
 
 
-def _run(partitioner: "Partitioner", targets: Indices, clients: int) -> list[Indices]:
+def _run(partitioner: "Partitioner", targets: Indices, clients: int) -> Iterator[Indices]:
+    """The clients' parts, one by one."""
     from datasets import Dataset
 
     # `datasets` sorts with an option that pyarrow 25 deprecates; nothing a user of this program could do about it.
     warnings.filterwarnings("ignore", message="Specifying null_placement in SortOptions", category=FutureWarning)
     table = Dataset.from_dict({"index": np.arange(len(targets)), "target": targets})
     partitioner.dataset = table.with_format("arrow")
-    return [partitioner.load_partition(client)["index"].to_numpy() for client in range(clients)]
+    for client in range(clients):
+        yield partitioner.load_partition(client)["index"].to_numpy()

@@ -87,6 +87,10 @@ def _architecture(
 ) -> tuple[Callable[..., Any], Callable[[nn.Module], Sequence[Stages]]]:
     if settings.target is not None:
         return resolve_target(settings.target, allow), _declared_blocks
+    if settings.name == "custom":
+        raise SettingsError(
+            "model=custom needs model._target_=package.module.builder, which returns your own model; see docs/models.md"
+        )
     if settings.name not in ZOO:
         raise SettingsError(
             f"model.name={settings.name!r} is not one of {', '.join(ZOO)}; for your own model set model._target_"

@@ -47,8 +47,8 @@ def _due(
         case State.AWAITED:
             reason = (
                 f"its stream did not open within faults.connect_s={connect:g} s without news from anybody; it must "
-                f"reach the server's data plane (wire.bind, wire.advertise), and with server.policy=lockstep all "
-                f"clients must run at once"
+                f"reach the server's data plane (wire.bind, wire.advertise), and with server.policy=lockstep or "
+                f"replay all clients must run at once"
             )
             # Counted while nobody makes progress: with fewer places than clients the rest queue.
             return "their streams to open", silence, connect, reason

@@ -254,11 +254,15 @@ class _Trainer:
 
     def _check_concurrency(self, plan: Plan) -> None:
         limit = self._control.concurrency()
-        waits_for_all = self._settings.server.policy == "lockstep"
+        policy = self._settings.server.policy
+        # A replayed group may need a client that has no place yet, whichever clients are given one first. The other
+        # policies run what is there.
+        waits_for_all = policy in ("lockstep", "replay")
         if waits_for_all and limit is not None and limit.clients < len(plan.cuts):
+            also = f", or set clients_per_round={limit.clients}" if policy == "lockstep" else ""
             raise SettingsError(
-                f"server.policy=lockstep waits for all {len(plan.cuts)} clients of a round, but only {limit.clients} "
-                f"can run at the same time; {limit.remedy}, or set clients_per_round={limit.clients}"
+                f"server.policy={policy} waits for all {len(plan.cuts)} clients of a round, but only {limit.clients} "
+                f"can run at the same time; {limit.remedy}{also}"
             )
 
     def _train(self, round_: int, plan: Plan, heads: Heads) -> tuple[Controller, Mapping[int, TrainReply]]:

@@ -26,6 +26,41 @@ def split(text: str, setting: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+def check_free(text: str, setting: str) -> None:
+    """Refuse an address that cannot be listened on, before gRPC logs that in words of its own.
+
+    Raises
+    ------
+    SettingsError
+        None of the addresses that ``text`` (``host:port``) stands for is this machine's, with its port free.
+    """
+    host, port = split(text, setting)
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise unusable(text, setting, error.strerror or str(error)) from None
+    reasons = []
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # As gRPC does: a port whose last connections have not faded yet is free.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as error:
+            reasons.append(error.strerror or str(error))
+        else:
+            return
+    raise unusable(text, setting, reasons[0])
+
+
+def unusable(text: str, setting: str, reason: str) -> SettingsError:
+    """The error for an address that cannot be listened on."""
+    return SettingsError(
+        f"{setting}={text}: cannot listen there ({reason}); give an address of this machine and a free port (0: any), "
+        f"or stop what holds the port"
+    )
+
+
 def advertised(bind: str, advertise: str | None, port: int) -> str:
     """Where clients connect to: ``wire.advertise`` (its port optional), else what ``bind`` says.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from dynsl_app.errors import LinkClosed, SettingsError, WireError
+from dynsl_app.errors import LinkClosed, WireError
 from dynsl_app.settings import WireSettings
 from dynsl_app.wire import address, description, security
 from dynsl_app.wire.base import Accept, Endpoint, Pacer
@@ -84,6 +84,7 @@ class GrpcListener:
     """A gRPC server with one method; each stream becomes a link, served by ``accept`` in a thread of its own."""
 
     def __init__(self, settings: WireSettings, identity: security.Identity | None, accept: Accept) -> None:
+        address.check_free(settings.bind, "wire.bind")
         self._settings = settings
         self._accept = accept
         self._links: set[StreamLink] = set()
@@ -99,12 +100,9 @@ class GrpcListener:
             else:
                 pair = [(identity.key, identity.certificate)]
                 port = self._server.add_secure_port(settings.bind, grpc.ssl_server_credentials(pair))
-        except RuntimeError as error:
+        except RuntimeError as error:  # taken since it was looked at
             self._server.stop(None)
-            raise SettingsError(
-                f"wire.bind={settings.bind}: cannot listen there ({error}); give an address of this machine and a free "
-                "port (0: any), or stop what holds the port"
-            ) from error
+            raise address.unusable(settings.bind, "wire.bind", str(error)) from error
         certificate = identity.certificate if identity else None
         self._endpoint = Endpoint(SCHEME, address.advertised(settings.bind, settings.advertise, port), certificate)
         self._server.start()

@@ -150,4 +150,7 @@ def _read(path: str, setting: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise SettingsError(f"{setting}: cannot read {path} ({error.strerror})") from error
+        raise SettingsError(
+            f"{setting}: cannot read {path} ({error.strerror}); give a PEM file that the server's user may read, or "
+            f"leave out wire.certificate and wire.key, and a certificate is made for the run"
+        ) from error

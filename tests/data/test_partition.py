@@ -109,6 +109,22 @@ def test_a_client_that_stays_empty_is_named() -> None:
         parts(torch.zeros(50, dtype=torch.int64), 6, partition="dirichlet", alpha=0.001)
 
 
+def test_a_draw_ends_at_its_first_empty_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part takes milliseconds, so that thousands of clients would be refused only after a minute."""
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    asked, load = [], DirichletPartitioner.load_partition
+
+    def count(self: DirichletPartitioner, client: int) -> object:
+        asked.append(client)
+        return load(self, client)
+
+    monkeypatch.setattr(DirichletPartitioner, "load_partition", count)
+    with pytest.raises(DataError, match="no training sample"):
+        parts(torch.zeros(500, dtype=torch.int64), 200, partition="dirichlet", alpha=0.001)
+    assert 10 <= len(asked) < 200
+
+
 def test_dirichlet_draws_again_when_a_client_is_empty() -> None:
     targets = torch.arange(60) % 3
     for seed in range(20):

@@ -1,6 +1,8 @@
 """The round loop over a control plane that a test plays: who is asked, and what becomes of the answers."""
 
+import itertools
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from dynsl_app.settings import (
     FaultSettings,
     LoggingSettings,
     ModelSettings,
+    ServerSettings,
     Settings,
     WireSettings,
 )
@@ -123,6 +126,35 @@ def test_lockstep_with_too_few_places_is_refused(tmp_path: Path) -> None:
     """It would wait for ever; the error names what to change."""
     with pytest.raises(SettingsError, match=r"only 2 can run at the same time; raise the number of places, or set"):
         run(settings(tmp_path, algorithm=AlgorithmSettings(name="psl")), Recording(places=2))
+
+
+def test_replay_with_too_few_places_is_refused(tmp_path: Path) -> None:
+    shared = {"algorithm": AlgorithmSettings(name="splitfed_v2")}
+    run(settings(tmp_path / "recorded", **shared), InProcessControl(3))
+    server = ServerSettings(policy="replay", replay=str(tmp_path / "recorded" / "run"))
+    with pytest.raises(SettingsError, match=r"server\.policy=replay waits for all 3 .* raise the number of places$"):
+        run(settings(tmp_path, server=server, **shared), Recording(places=2))
+
+
+def test_sequential_needs_no_place_for_every_client(tmp_path: Path) -> None:
+    """User case 32: with one place, clients come one after the other, and all of their batches are taken."""
+
+    class OneByOne(Recording):
+        def __init__(self) -> None:
+            super().__init__(places=1)
+            self._place = threading.Lock()
+
+        def _work(self, order: Order) -> None:
+            with self._place:
+                super()._work(order)
+
+    summary = run(settings(tmp_path, algorithm=AlgorithmSettings(name="splitfed_v2"), rounds=1), OneByOne())
+    assert summary.rounds == 1
+    assert events(tmp_path, "client_lost") == []
+    served = [member[0] for event in events(tmp_path, "step") for member in event["members"]]
+    assert sorted(served) == [0] * 4 + [1] * 4 + [2] * 4
+    # Whoever has the place keeps it to the end of its batches.
+    assert len([client for client, _ in itertools.groupby(served)]) == 3
 
 
 def test_clients_that_do_not_join_are_named_and_the_port_is_free_again(tmp_path: Path) -> None:

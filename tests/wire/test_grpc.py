@@ -69,6 +69,17 @@ def test_a_taken_port_is_named(listen: Listen) -> None:
         listen(WireSettings(tls="off", bind=listener.endpoint.address))
 
 
+def test_a_taken_port_is_one_error_and_nothing_in_grpcs_words(capfd) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        for settings in (WireSettings(bind=bind), WireSettings(tls="off", bind=bind)):
+            with pytest.raises(SettingsError, match=rf"wire\.bind={bind}: .* \(Address already in use"):
+                GrpcTransport(settings).listen(lambda link: None)
+    with pytest.raises(SettingsError, match=r"wire\.bind=192\.0\.2\.1:0: cannot listen there"):
+        GrpcTransport(WireSettings(bind="192.0.2.1:0")).listen(lambda link: None)
+    assert capfd.readouterr().err == ""
+
+
 def test_the_port_is_free_after_closing(listen: Listen) -> None:
     first = listen(SECURE)
     first.close()

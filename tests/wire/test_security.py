@@ -59,7 +59,10 @@ def test_user_certificate_is_checked(tmp_path: Path, user_certificate) -> None:
     for pair, message in [
         ((certificate, None), "go together"),
         ((None, key), "go together"),
-        ((str(tmp_path / "none.pem"), key), r"wire\.certificate: cannot read .*none\.pem"),
+        (
+            (str(tmp_path / "none.pem"), key),
+            r"wire\.certificate: cannot read .*none\.pem .*leave out wire\.cert",
+        ),
         ((certificate, str(tmp_path / "none.pem")), r"wire\.key: cannot read"),
         ((str(text), key), r"wire\.certificate: .* holds no PEM"),
         ((certificate, str(text)), r"wire\.key: .* holds no PEM"),

@@ -1,0 +1,33 @@
+"""What Flower's log shows of a ServerApp that ended early."""
+
+import logging
+
+import pytest
+
+import dynsl_app.server_app  # noqa: F401  what is tested is that importing it is enough
+from dynsl_app.errors import SettingsError
+
+
+def logged(caplog: pytest.LogCaptureFixture, error: Exception) -> str:
+    """The text of Flower's record of an error that its caller raised."""
+    flower = logging.getLogger("flwr")
+    flower.addHandler(caplog.handler)  # it does not propagate
+    try:
+        raise error
+    except Exception as raised:
+        flower.error("%s raised an exception", "ServerApp", exc_info=raised)
+    finally:
+        flower.removeHandler(caplog.handler)
+    return caplog.text
+
+
+def test_a_refusal_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    text = logged(caplog, SettingsError("rounds=0: must be greater"))
+    assert "ServerApp raised an exception: rounds=0: must be greater" in text
+    assert "Traceback" not in text
+
+
+def test_a_fault_of_ours_keeps_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    text = logged(caplog, KeyError("lost"))
+    assert "Traceback" in text
+    assert "KeyError: 'lost'" in text
