@@ -95,9 +95,7 @@ def _run(settings: Settings) -> Summary:
     if settings.runtime == "testbed":
         from dynsl_app.testbed.run import run_testbed
 
-        summary = run_testbed(settings)
-        print(f"run folder  {summary.run_dir}")
-        return summary.accuracy
+        return run_testbed(settings)
     from dynsl_app.local_grid import run_local
 
     return run_local(settings)

@@ -106,9 +106,12 @@ def run_testbed(settings: Settings, default_base: Path = Path("runs")) -> Summar
     clock = Clock()
     events = EventStream(make_sinks(settings, folder), clock=clock)
     try:
-        return trainer.run(folder, events, clock)
+        summary = trainer.run(folder, events, clock)
     finally:
         events.close()
+    if settings.logging.console != "off":
+        print(f"run folder  {folder.path}", flush=True)
+    return summary
 
 
 def simulate_rounds(settings: Settings, sinks: Sequence[Sink] = ()) -> list[float]:
