@@ -211,6 +211,7 @@ class Loop:
             since_move=np.array([self.active[client].since_move for client in clients]),
             moving=np.array([self.active[client].target is not None for client in clients]),
             jumped=np.array([server or jumped[client] for client in clients]),
+            in_doubt=np.array([self.in_doubt(client) for client in clients]),
             joined=self.joined,
         )
         self.joined, self.service_jumps = False, self.service.jumps
@@ -226,6 +227,10 @@ class Loop:
     def jumps(self, client: int) -> int:
         course = self.courses[client]
         return course.slowdown.level.jumps + course.link.jumps
+
+    def in_doubt(self, client: int) -> bool:
+        course = self.courses[client]
+        return course.slowdown.level.in_doubt or (course.cut < BLOCKS and course.link.in_doubt)
 
     def costs(self) -> Costs:
         gamma = self.service.slowdown

@@ -32,6 +32,7 @@ def situation(costs: Costs, **changes: Any) -> Situation:
         "since_move": np.full(count, 50),
         "moving": np.zeros(count, dtype=bool),
         "jumped": np.zeros(count, dtype=bool),
+        "in_doubt": np.zeros(count, dtype=bool),
         "joined": False,
     }
     return Situation(costs, **{**usual, **changes})

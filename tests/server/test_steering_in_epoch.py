@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dynsl_app.allocation.dynsl import DynslAllocator
+from dynsl_app.allocation.limits import Memory
 from dynsl_app.plan import Plan
 from dynsl_app.server.book import Book, Sizes
 from dynsl_app.server.director import Measured
@@ -32,7 +33,15 @@ def steer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Stee
     def start(cut: int, batches: int) -> Steering:
         limits = {0: (1, BLOCKS)}
         known = Book(SERVER_S, BATCH, SIZES, CHUNK)
-        steering = Steering(DynslAllocator(AllocatorSettings()), known, limits, 1, EventStream([]), mid_epoch=True)
+        steering = Steering(
+            DynslAllocator(AllocatorSettings()),
+            known,
+            limits,
+            1,
+            EventStream([]),
+            memory=Memory((1,) * BLOCKS, 1.0),
+            mid_epoch=True,
+        )
         started.append(steering)
         steering.begin(1, placed(cut))
         steering.opened(0, batches, tuple(SLOWNESS * seconds for seconds in SERVER_S))
