@@ -105,8 +105,7 @@ class _Round:
         self._exchanged = 0.0, None
         reply = self._local_batch(x, y) if self._prefix.whole else self._split_batch(x, y)
         self._prefix.segment.step(self._rate.at(self._order.round, self.batch))
-        if self._meter is not None:
-            self._report = report(self._meter.take(), *self._exchanged)
+        self._report = report(self._meter.take() if self._meter else {}, *self._exchanged)
         self.samples += len(y)
         self.batch += 1
         if reply is not None and "cut" in reply.meta:

@@ -6,6 +6,7 @@ moving. All state is behind one condition; tensors are only touched outside it.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -91,7 +92,7 @@ class Controller:
         self._last_news = now
         self._next_word = _FIRST_WORD_S
         self._workers = [
-            threading.Thread(target=self._work, name=f"head-worker-{k}", daemon=True)
+            threading.Thread(target=self._work, args=(k,), name=f"head-worker-{k}", daemon=True)
             for k in range(settings.server.workers)
         ]
         for worker in self._workers:
@@ -212,6 +213,7 @@ class Controller:
                 return
             session.pending = True
             session.next += 1
+            session.exchange = _exchange(session, frame)
             before_it, session.arrived = session.arrived, frame.received
             request = Request(session.client, frame.batch, session.lane, held, self._touch(), work)
             before = session.take_cut(move)
@@ -363,11 +365,11 @@ class Controller:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, worker: int) -> None:
         torch.set_num_threads(self._settings.server.threads)
         while (group := self._await_group()) is not None:
             try:
-                self._run(group)
+                self._run(group, worker)
             except Exception as error:  # a fault of the server's: the group's clients are lost by it, the worker is not
                 _log.exception("a group of %d failed", len(group))
                 for request in group:
@@ -393,8 +395,10 @@ class Controller:
                 wake = self._scheduler.wake_at(now)
                 self._news.wait(None if wake is None else max(0.0, wake - now))
 
-    def _run(self, group: Group[Work]) -> None:
+    def _run(self, group: Group[Work], worker: int) -> None:
         started = time.monotonic()
+        # Read before the replies: then the next batches may come.
+        exchanges = {request.client: self.sessions[request.client].exchange for request in group}
         works = [request.payload for request in group]
         results = self._heads.backward(works)
         trained: list[tuple[Work, Result]] = []
@@ -426,11 +430,13 @@ class Controller:
                 "step",
                 round=self._round,
                 head=head,
+                worker=worker,
                 members=[[w.key.client, w.key.batch, n] for (w, _), n in zip(trained, sizes, strict=True)],
                 loss=sum(r.loss * n for (_, r), n in zip(trained, sizes, strict=True)) / sum(sizes),
                 correct=sum(r.correct for _, r in trained),
                 wait_s=wait_s,
                 service_s=ended - started,
+                exchanges=[exchanges[w.key.client] for w, _ in trained],
             )
 
     def _is_pull(self, client: int, cut: int | None) -> bool:
@@ -554,6 +560,14 @@ class Controller:
         """Note that something happened; the time, by the monotonic clock."""
         self._last_news, self._next_word = time.monotonic(), _FIRST_WORD_S
         return self._last_news
+
+
+def _exchange(session: Session, frame: Frame) -> tuple[float, float] | None:
+    """What the batch before a frame spent on the link and then here, in seconds; None where it was not measured."""
+    told = reported(frame)
+    if told is None or told.wait_s is None or not math.isfinite(told.wait_s) or frame.batch == 0:
+        return None
+    return told.wait_s - session.held_s, session.held_s
 
 
 def _commanding(session: Session, cut: int | None) -> dict[str, Scalar]:

@@ -41,6 +41,8 @@ class Session:
         it before it replied.
     asked
         Bytes of the probe that the last reply asked for.
+    exchange
+        Seconds that the batch before its newest spent on the link, both ways, and at the server; None: not measured.
     moving_to
         The cut that it was told to take, until its first batch there (of the next generation) acknowledges it.
     samples, loss_sum, correct
@@ -70,6 +72,7 @@ class Session:
     arrived: Transfer | None = None
     held_s: float = 0.0
     asked: int = 0
+    exchange: tuple[float, float] | None = None
     generation: int = 0
     moving_to: int | None = None
     closed_links: list[tuple[int, int]] = field(default_factory=list)

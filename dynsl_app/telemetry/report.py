@@ -36,7 +36,7 @@ def report(block_s: Mapping[int, float], wait_s: float, down: Transfer | None) -
     Parameters
     ----------
     block_s
-        Seconds of forward, backward and step of blocks 1, 2, … that the client holds.
+        Seconds of forward, backward and step of blocks 1, 2, … that the client holds; empty: not measured.
     wait_s
         Seconds from sending the activation to having the reply.
     down
@@ -50,16 +50,20 @@ def report(block_s: Mapping[int, float], wait_s: float, down: Transfer | None) -
             _DOWN_BYTES: down.bytes,
             _DOWN_CHUNKS: down.chunks,
         }
+    if not block_s:
+        return Report(meta)
     return Report(meta, {_BLOCK_S: torch.tensor([block_s[block] for block in sorted(block_s)], dtype=torch.float64)})
 
 
 def reported(frame: Frame) -> Reported | None:
     """What a frame tells; None if it tells nothing. Nonsense is passed on for the estimators to name and refuse."""
+    wait_s, seconds, size, chunks = (frame.meta.get(name) for name in (_WAIT, _DOWN_S, _DOWN_BYTES, _DOWN_CHUNKS))
     times = frame.tensors.get(_BLOCK_S)
     if times is None or times.dim() != 1 or times.dtype != torch.float64:
-        return None
+        if wait_s is None:
+            return None
+        times = torch.empty(0)
     block_s = {block: float(seconds) for block, seconds in enumerate(times, start=1)}
-    wait_s, seconds, size, chunks = (frame.meta.get(name) for name in (_WAIT, _DOWN_S, _DOWN_BYTES, _DOWN_CHUNKS))
     if not (isinstance(wait_s, float) and isinstance(seconds, float) and math.isfinite(seconds)):
         return Reported(block_s, None, None)
     if not (isinstance(size, int) and isinstance(chunks, int)):

@@ -122,6 +122,20 @@ def test_federated_evaluation_waits_only_so_long(tmp_path: Path) -> None:
     assert warning["message"] == "no evaluation from clients [1] within faults.batch_s=1 s"
 
 
+def test_a_step_tells_its_worker_and_what_the_link_took_of_the_batch_before(tmp_path: Path) -> None:
+    run(settings(tmp_path, rounds=1, server=ServerSettings(workers=2)), InProcessControl(3))
+    steps = events(tmp_path, "step")
+    assert {step["worker"] for step in steps} <= {0, 1}
+    for step in steps:
+        ((_, batch, _),), (exchange,) = step["members"], step["exchanges"]
+        if batch == 0:
+            assert exchange is None
+        else:
+            link_s, server_s = exchange
+            assert link_s > 0
+            assert 0 < server_s < steps[-1]["t"]
+
+
 def test_lockstep_with_too_few_places_is_refused(tmp_path: Path) -> None:
     """It would wait for ever; the error names what to change."""
     with pytest.raises(SettingsError, match=r"only 2 can run at the same time; raise the number of places, or set"):

@@ -68,7 +68,8 @@ def play(sink: Sink, rounds: int = 2, batches: int = 3) -> None:
             stream.emit("stream_open", round=number, client=client, peer="peer", batches=batches, samples=8 * batches)
         for batch in range(batches):
             members = [[0, batch, 8], [1, batch, 8]]
-            fields = {"loss": 0.5, "correct": 12, "wait_s": 0.25, "service_s": 0.5}
+            fields = {"loss": 0.5, "correct": 12, "wait_s": 0.25, "service_s": 0.5, "worker": 1}
+            fields["exchanges"] = [(0.5, 0.625), None] if batch else [None, None]
             stream.emit("step", round=number, head=0, members=members, **fields)
             stream.emit("progress", round=number, client=2, batch=batch, samples=8, loss=0.75, correct=6)
         for client in range(3):
