@@ -275,6 +275,9 @@ class LinkEstimate:
         sane = 0 <= away_s < math.inf
         if not sane:
             self.up.level.refuse(f"an exchange of {away_s!r} s")
+        elif away_s < self.rtt.value:
+            # It contains a round trip, so the heartbeats so far were held up, as they are while everybody starts.
+            self.rtt.add(away_s)
         left, expected, untimed, sampled = away_s - self.rtt.value, 0.0, [], False
         for way, transfer in ((self.up, up), (self.down, down)):
             if self._uploaded is not None and transfer is self._uploaded[0]:

@@ -208,6 +208,15 @@ class TestLink:
         spent = 16_000 / link.up.value + 15_000 / link.down.value
         assert spent == pytest.approx(2 * link.rtt.spread, rel=0.01)
 
+    def test_an_exchange_bounds_the_round_trip_in_it(self):
+        """The one heartbeat so far came while everybody started; a split batch must not seem to take that long."""
+        link = LinkEstimate(1, 1e7, 1e7, 0.002, CHUNK)
+        link.rtt.add(0.3)
+        exchange(link, Truth(up=1e7, down=1e7, rtt=0.004), 10_000, 10_000, 0)
+        assert link.rtt.value == pytest.approx(0.006)
+        exchange(link, Truth(up=1e7, down=1e7, rtt=0.5), 10_000, 10_000, 1)
+        assert link.rtt.value == pytest.approx(0.006)
+
     def test_jitter_in_one_exchange_moves_little(self):
         link, truth = link_to(up=1e5, down=1e5), Truth(up=1e5, down=1e5)
         for batch in range(12):
