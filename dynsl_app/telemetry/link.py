@@ -18,8 +18,8 @@ _LEAST_SPREAD_S = 1e-4
 """Round trips in one process or over loopback vary at least by a thread's wake-up (choice)."""
 
 _FEW = 4
-"""Heartbeats that tell how much they vary; of fewer, one that was delayed would drown all exchanges in its noise
-(choice)."""
+"""Heartbeats that are believed: the first ones come while everybody starts and are held up. Before, what a round trip
+takes beyond the prior counts for the throughput, so that a plan's transfer times are right as well (choice)."""
 
 
 class Timed(Protocol):
@@ -53,7 +53,7 @@ class Rtt:
     Attributes
     ----------
     value
-        Seconds.
+        Seconds; not more than the prior before there are four.
     spread
         By how many seconds a round trip usually exceeds the least one; the prior itself before there are four.
     """
@@ -64,7 +64,7 @@ class Rtt:
         self.samples = 0
         self.refused = 0
         self.complaint: str | None = None
-        self._name = name
+        self._name, self._prior_s = name, prior_s
         self._recent: deque[float] = deque(maxlen=window)
 
     def add(self, seconds: float) -> bool:
@@ -76,7 +76,9 @@ class Rtt:
         self._recent.append(seconds)
         self.samples += 1
         self.value = min(self._recent)
-        if self.samples >= _FEW:
+        if self.samples < _FEW:
+            self.value = min(self.value, self._prior_s)
+        else:
             self.spread = max(statistics.median(self._recent) - self.value, _LEAST_SPREAD_S)
         return True
 
@@ -275,9 +277,6 @@ class LinkEstimate:
         sane = 0 <= away_s < math.inf
         if not sane:
             self.up.level.refuse(f"an exchange of {away_s!r} s")
-        elif away_s < self.rtt.value:
-            # It contains a round trip, so the heartbeats so far were held up, as they are while everybody starts.
-            self.rtt.add(away_s)
         left, expected, untimed, sampled = away_s - self.rtt.value, 0.0, [], False
         for way, transfer in ((self.up, up), (self.down, down)):
             if self._uploaded is not None and transfer is self._uploaded[0]:
