@@ -106,11 +106,6 @@ class Book:
         self._clients: dict[int, Client] = {}
         self.service = Service(_CALL_S, profile_s, batch)
 
-    @property
-    def blocks(self) -> int:
-        """L."""
-        return len(self._profile_s)
-
     def client(self, client: int) -> Client:
         """A client's estimates, at their priors when nothing is known."""
         if client not in self._clients:

@@ -386,10 +386,10 @@ class Steering:
         return situation
 
     def _in_doubt(self, client: int) -> bool:
-        """Whether its next batch will tell if something has changed; without activations it tells nothing of a link."""
-        known = self._book.client(client)
-        split = self._courses[client].cut < self._book.blocks
-        return known.slowdown.level.in_doubt or (split and known.link.in_doubt)
+        """Whether its next batch will tell if something has changed. A doubt that the next left open counts no more."""
+        known, seen = self._book.client(client), self._seen.get(client, 0)
+        levels = (known.slowdown.level, known.link.up.level, known.link.down.level)
+        return any(level.in_doubt and level.age(seen) <= 1 for level in levels)
 
     def _apply(self, moves: Mapping[int, int]) -> None:
         given = {}

@@ -66,7 +66,7 @@ class Gate:
     @property
     def in_doubt(self) -> bool:
         """Whether the last measurement was off, and the next will tell whether that was chance."""
-        return self._suspect is not None
+        return self._suspect is not None and math.isfinite(self._suspect)  # infinite: known to have fallen
 
     def admit(self, ratio: float, weight: float) -> tuple[float, bool]:
         """What a measurement of ``ratio`` times the level counts as, and whether it is a new level.
@@ -170,6 +170,10 @@ class Level:
         self.samples += 1
         return True
 
+    def age(self, batch: float) -> float:
+        """Batches since the last accepted measurement, as of batch ``batch``; infinite if there was none."""
+        return math.inf if self._batch is None else max(0.0, batch - self._batch)
+
     def refuse(self, why: str) -> None:
         """Note a measurement that is nonsense."""
         self.refused += 1
@@ -181,7 +185,7 @@ class Level:
 
     def reading(self, batch: float) -> Reading:
         """The estimate as of batch ``batch``."""
-        age = math.inf if self._batch is None else max(0.0, batch - self._batch)
+        age = self.age(batch)
         evidence = self._evidence * self._decay(batch)
         precision = self._prior_width**-2 + evidence * max(self._gate.spread, _LEAST_SPREAD) ** -2
         return Reading(self.value, self.samples, age, precision**-0.5)

@@ -208,11 +208,6 @@ class LinkEstimate:
         return self.up.jumps + self.down.jumps
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether the next frame will tell if the link has changed."""
-        return self.up.level.in_doubt or self.down.level.in_doubt
-
-    @property
     def noise_s(self) -> float:
         """What an exchange must take beyond the round trip to tell anything of frames of one chunk, seconds."""
         return 2 * self.rtt.spread

@@ -230,7 +230,8 @@ class Loop:
 
     def in_doubt(self, client: int) -> bool:
         course = self.courses[client]
-        return course.slowdown.level.in_doubt or (course.cut < BLOCKS and course.link.in_doubt)
+        levels = (course.slowdown.level, course.link.up.level, course.link.down.level)
+        return any(level.in_doubt and level.age(course.done) <= 1 for level in levels)
 
     def costs(self) -> Costs:
         gamma = self.service.slowdown
