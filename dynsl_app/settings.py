@@ -235,7 +235,7 @@ class AllocatorSettings:
     period: int = Field(default=5, ge=1)
     min_gain: float = Field(default=0.05, ge=0, lt=1)
     settle: int = Field(default=3, ge=0)
-    cooldown: int = Field(default=10, ge=0)
+    cooldown: int = Field(default=3, ge=0)
     guard: float = Field(default=0.5, ge=0)
     min_cut: int | dict[int, int] = 1
     max_cut: int | dict[int, int] | None = None

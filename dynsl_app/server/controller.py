@@ -214,14 +214,15 @@ class Controller:
             session.pending = True
             session.next += 1
             session.exchange = _exchange(session, frame)
-            before_it, session.arrived = session.arrived, frame.received
+            before_it, held_s = session.arrived, session.held_s
+            session.arrived = frame.received
             request = Request(session.client, frame.batch, session.lane, held, self._touch(), work)
             before = session.take_cut(move)
             self._scheduler.add(request)
             self._news.notify_all()
         if move is not None:
             self._moved(session, before, frame.batch, tensor_bytes(state.values()))
-        self._listen(session, frame, before_it)
+        self._listen(session, frame, before_it, held_s)
         if frame.received is not None:
             self._director.arrived(session.client, frame.received)
 
@@ -234,7 +235,7 @@ class Controller:
         if move is not None:
             self._heads.move(session.client, move, {})
         before_it, session.arrived = session.arrived, None if probe is None else frame.received
-        self._listen(session, frame, before_it)
+        self._listen(session, frame, before_it, session.held_s)
         if session.arrived is not None:
             self._director.arrived(session.client, session.arrived)
         command = self._command(session, frame.batch, ahead=1)
@@ -264,16 +265,19 @@ class Controller:
             correct=correct,
         )
 
-    def _listen(self, session: Session, frame: Frame, up: Transfer | None) -> None:
-        """Hand on what a frame tells of the batch before it; ``up``: when that batch's activation or probe came."""
+    def _listen(self, session: Session, frame: Frame, up: Transfer | None, held_s: float) -> None:
+        """Hand on what a frame tells of the batch before it.
+
+        ``up``: when that batch's activation or probe came; ``held_s``: how long the server had it, which a worker may
+        by now have noted of this one.
+        """
         told = reported(frame)
         if told is None or frame.batch == 0:
             return
         if told.wait_s is None or told.down is None or up is None:
             measured = Measured(told.block_s)
         else:
-            # The client's clock starts when it has sent; the server may have begun before that.
-            measured = Measured(told.block_s, up, told.down, max(0.0, told.wait_s - session.held_s))
+            measured = Measured(told.block_s, up, told.down, told.wait_s - held_s)
         self._director.measured(session.client, measured)
 
     # -- moves: a command rides on a reply, the first frame of the next generation acknowledges it -----------------
