@@ -147,6 +147,7 @@ class Steering:
                 self._workers,
                 self._limits,
                 moving=self._mid_epoch,
+                heads=plan.heads,
             )
             last = [self._reports.get(client) for client in batches]
         chosen = dict(zip(batches, self._allocator.initial(costs, last).tolist(), strict=True))

@@ -25,22 +25,36 @@ def finish(path: RatePath, scale: Scale, start_s: float, size_bytes: float) -> f
 
     A constant path under a factor that does not change any more takes no longer than this call.
     """
+    now, left = advance(path, scale, start_s, size_bytes, math.inf)
+    return math.inf if left else now
+
+
+def advance(path: RatePath, scale: Scale, start_s: float, size_bytes: float, end_s: float) -> tuple[float, float]:
+    """When ``size_bytes`` have passed, but ``end_s`` at most, and how many are left then."""
     if size_bytes <= 0:
-        return start_s
+        return start_s, 0.0
     at = bisect_right(scale, start_s, key=lambda change: change[0]) if scale else 0
     factor = scale[at - 1][1] if at else 1.0
     now, left = start_s, size_bytes
     while True:
-        until = scale[at][0] if at < len(scale) else math.inf
+        until = min(scale[at][0], end_s) if at < len(scale) else end_s
         if factor > 0:
             now, left = _advance(path, now, left / factor, until)
             left *= factor
             if not left:
-                return now
-        if until == math.inf:
-            return math.inf
+                return now, 0.0
+        if until == end_s:
+            return end_s, left
         now, factor = until, scale[at][1]
         at += 1
+
+
+def alive_from(scale: Scale, time_s: float) -> float:
+    """From when on a link that is dead at a time carries bytes again: infinite if never, ``time_s`` if it is not dead."""
+    at = bisect_right(scale, time_s, key=lambda change: change[0])
+    if not at or scale[at - 1][1] > 0:
+        return time_s
+    return next((since for since, factor in scale[at:] if factor > 0), math.inf)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,17 @@ from dynsl_app.seeds import derive_seed
 from dynsl_app.server.batching import Group, Policy, Request, Scheduler
 from dynsl_app.server.director import Director, Measured
 from dynsl_app.telemetry.events import EventStream
-from dynsl_app.testbed.links import Scale, finish
+from dynsl_app.testbed.links import Scale, advance, alive_from, finish
 from dynsl_app.testbed.world import Client, Happening, RatePath, World
 from dynsl_app.wire.base import Transfer
 
 _FORWARD = 1 / 3
 """Share of forward in a batch's compute: backward costs twice as much."""
+
+_LOOK_S, _LOOKS_APART = 0.5, 0.25
+"""Between two looks at an upload that is still coming: seconds, or this share of what it has taken by then if that is
+more. The controller looks every 0.1 s; but nothing is overdue before it has taken the time of two, so that looks that
+spread tell as much, and a transfer of any length costs few (choices)."""
 
 
 class Clock:
@@ -280,6 +285,7 @@ class Simulation:
                     course.compute = happening.factor
                 case "join":
                     self._joins -= 1
+                    course.leaving = False  # one that was about to leave stays
                     if course.finished and course.ended_s is None and course.lost is None:
                         joining.append(course)
                 case "leave":
@@ -348,8 +354,30 @@ class Simulation:
         access = self._world.server.access_Bps
         if access is not None:
             self._access_up = max(self._access_up, self._clock.now) + size / access
-        course.up = self._transfer(course, course.truth.up, size, course.jitter[1], self._access_up)
-        self._when_there(course, course.up, self._arrive)
+        self._upload(course, size, self._access_up, self._arrive)
+
+    def _upload(self, course: Course, size: float, not_before_s: float, act: Callable[[Course], None]) -> None:
+        course.up = up = self._transfer(course, course.truth.up, size, course.jitter[1], not_before_s)
+        self._when_there(course, up, act)
+        self._look_later(course, up, course.sent_s, size * course.jitter[1], up.first + _LOOK_S)
+
+    def _look_later(self, course: Course, up: Transfer, since_s: float, left: float, at_s: float) -> None:
+        """Look at an upload at ``at_s`` if it is still coming then; at ``since_s`` these bytes of it were left.
+
+        In bytes as the path counts them: one that jitter slows has more.
+        """
+        if at_s < up.last:
+            self._push(at_s, partial(self._look, course, up, since_s, left), course)
+
+    def _look(self, course: Course, up: Transfer, since_s: float, left: float) -> None:
+        """What the controller sees of an upload that is still coming: whole chunks."""
+        now, half = self._clock.now, course.truth.rtt_s / 2
+        sent_s, left = advance(course.truth.up, course.scale, since_s, left, now - half)
+        chunks = int((up.bytes - left / course.jitter[1]) / self._chunk)
+        taken_s = now - up.first
+        part = Transfer(up.first, now, min(up.bytes, max(1, chunks) * self._chunk), max(1, chunks))
+        self._director.coming(course.client, part, taken_s)
+        self._look_later(course, up, sent_s, left, now + max(_LOOK_S, _LOOKS_APART * taken_s))
 
     def _reply_read(self, course: Course) -> None:
         """The gradient is there: backward and step."""
@@ -388,7 +416,6 @@ class Simulation:
         course.sent_s = self._clock.now
         course.bytes_up += size
         course.bytes_down += size
-        course.up = self._transfer(course, course.truth.up, size, course.jitter[1], self._clock.now)
 
         def returned(course: Course) -> None:
             assert course.up is not None
@@ -403,7 +430,7 @@ class Simulation:
             course.down = self._transfer(course, course.truth.down, size, course.jitter[2], self._clock.now)
             self._when_there(course, course.down, returned)
 
-        self._when_there(course, course.up, arrived)
+        self._upload(course, size, self._clock.now, arrived)
 
     def _next(self, course: Course, cut: int | None) -> None:
         """A batch is done: move if that was commanded, then the next one, or the end."""
@@ -411,7 +438,11 @@ class Simulation:
             self._move(course, cut)
         course.batch += 1
         if course.batch == course.batches:
-            self._later(course.truth.rtt_s / 2, self._end, course)
+            alive_s = alive_from(course.scale, self._clock.now)
+            if alive_s < math.inf:  # that it has ended goes up its link
+                self._push(alive_s + course.truth.rtt_s / 2, partial(self._end, course), course)
+            else:
+                self._later(self._patience, self._give_up, course)
         elif course.leaving:
             course.present = course.leaving = False
             self._gone(course)
