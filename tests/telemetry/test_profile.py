@@ -1,9 +1,11 @@
 """Profiles: their value and file, measured on copies, and made from operations."""
 
+import gc
 import json
 import math
 import platform
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -308,3 +310,13 @@ class TestFile:
         (tmp_path / "latin.json").write_bytes(b"\xff\xfe{}")
         with pytest.raises(SettingsError, match=r"latin\.json: "):
             load_profile(tmp_path / "latin.json")
+
+
+def test_what_was_traced_can_be_forgotten() -> None:
+    """Hooks on saved tensors make cycles that no collector sees, if they return an output itself."""
+    chain = chain_of("resnet18").train()
+    alive = [weakref.ref(parameter) for parameter in chain.parameters()]
+    trace(chain.span(0, len(chain)), torch.zeros(2, *SPEC.shape))
+    del chain
+    gc.collect()
+    assert [reference for reference in alive if reference() is not None] == []
