@@ -6,14 +6,16 @@ When a plan is applied, and what of it:
 * **Settling.** A client is left alone until ``settle`` of its batches were measured at its present cut, and while its
   last measurement is in doubt: its next one tells.
 * **Cool-down.** For ``cooldown`` batches after a move a client may go on in the same direction but not back. Going back
-  within twice the cool-down in force doubles it; a client that stayed longer starts anew (choice). So a lasting change
-  is met soon, and one that comes and goes every few batches costs ever fewer moves: a client that goes back as soon as
-  it may does so after 1, 2, 4, … cool-downs, log2(R / cooldown + 1) times in R batches.
+  within twice the cool-down in force, or 20 batches, doubles it; a client that stayed longer starts anew (choice). So a
+  lasting change is met soon, and one that comes and goes every few batches costs ever fewer moves: a client that goes
+  back as soon as it may does so after 1, 2, 4, … cool-downs, log2(R / cooldown + 1) times in R batches. It is short,
+  because it is counted in batches, and those of a client at the wrong cut are long.
 * **Guard** (ski rental). A move that takes its client longer than one batch waits until what was lost by not moving has
   reached ``guard`` of the move's time. The account is closed when the plan no longer wants such a move.
 
-What a client may not do now is barred before planning, so that the plan applied is the best one of those that
-are possible, not a part of another.
+What cool-down and guard forbid is barred before planning. A client that has to settle will be free within a few
+batches: it is planned for as if it were free, so that others need not make up for where it is now, and its move waits.
+The part of a plan that is possible now is applied unless simulation ends it later than today's cuts.
 """
 
 from collections.abc import Sequence
@@ -34,6 +36,9 @@ Bools = NDArray[np.bool_]
 
 _EVENTS = 30_000
 """Simulated requests that a search may cost: half of what planning at leisure takes, because there may be two."""
+
+_LASTING = 20
+"""Batches in one place after which a client's earlier moves are not held against it (choice)."""
 
 _CALM = 64
 """Clients above which somebody's estimate always jumps: more of them wait for one another's news (choice)."""
@@ -120,6 +125,7 @@ class DynslAllocator:
         endless = ~situation.moving & (costs.batches > 0) & np.isinf(costs.c[at_present])
         stuck = endless | (costs.current == 0)
         choices = self._choices(situation, memories, stuck)
+        free = ~situation.moving & (costs.batches > 0) & (stuck | self._settled(situation))
         now = _within(costs, choices)
         plan = self._gainful(now)
 
@@ -135,8 +141,18 @@ class DynslAllocator:
         self._alert = bool(waiting.any()) or any(memory.done - memory.jumped_at < recent for memory in memories)
         if plan is None:
             return {}
-        moves = np.flatnonzero((plan.cuts != costs.current) & (costs.batches > 0) & ~situation.moving)
-        return {int(row): int(plan.cuts[row]) for row in moves}
+        part = np.where(free, plan.cuts, costs.current)
+        moves = np.flatnonzero((part != costs.current) & (costs.batches > 0))
+        if not stuck.any() and (part != plan.cuts).any() and len(moves):
+            possible = _within(costs, choices)
+            if simulate(possible, part).epoch_s > simulate(possible, costs.current).epoch_s:
+                return {}
+        return {int(row): int(part[row]) for row in moves}
+
+    def _settled(self, situation: Situation) -> Bools:
+        """Who may be told to move now, (N,)."""
+        settled: Bools = situation.since_move >= self._settings.settle
+        return settled & ~situation.moving & ~situation.in_doubt
 
     def _observe(self, situation: Situation) -> list[_Memory]:
         """Bring the memories up to date, in the order of rows; those who left are forgotten."""
@@ -156,7 +172,7 @@ class DynslAllocator:
             memory.lost_s += memory.rate_s * (done - memory.done)
             if cut != memory.cut:
                 heading = 1 if cut > memory.cut else -1
-                if done - memory.moved_at >= 2 * memory.cooldown:
+                if done - memory.moved_at >= max(2 * memory.cooldown, _LASTING):
                     memory.cooldown = base
                 elif heading == -memory.heading:
                     memory.cooldown *= 2
@@ -170,16 +186,14 @@ class DynslAllocator:
         return memories
 
     def _choices(self, situation: Situation, memories: list[_Memory], stuck: Bools) -> Bools:
-        """Cuts that each client may have after this call, its present one among them, (N, L)."""
+        """Cuts that each client may have as soon as it has settled, its present one among them, (N, L)."""
         costs = situation.costs
         heading = np.array([memory.heading for memory in memories])
         cooldown = np.array([memory.cooldown for memory in memories])
-        free = ~situation.moving & ~situation.in_doubt & (costs.batches > 0)
-        free &= situation.since_move >= self._settings.settle
         cooling = (heading != 0) & (situation.since_move < cooldown)
         step = np.sign(np.arange(1, costs.c.shape[1] + 1) - costs.current[:, None])
         onward = ~cooling[:, None] | (step == heading[:, None])
-        choices: Bools = costs.allowed & (stuck[:, None] | (free[:, None] & onward))
+        choices: Bools = costs.allowed & (stuck[:, None] | ((costs.batches > 0)[:, None] & onward))
         choices |= (step == 0) & ~stuck[:, None]
         return choices
 

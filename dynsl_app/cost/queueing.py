@@ -70,7 +70,9 @@ def simulate(costs: Costs, cuts: Ints) -> Timeline:
         min(costs.workers, len(remote)),
         costs.shared_s,
     )
-    return Timeline(end_s=end_s, wait_s=np.maximum(end_s - alone_s, 0.0))
+    with np.errstate(invalid="ignore"):  # who never ends does not wait
+        wait_s = np.where(np.isfinite(alone_s), np.maximum(end_s - alone_s, 0.0), 0.0)
+    return Timeline(end_s=end_s, wait_s=wait_s)
 
 
 def _serve(
