@@ -219,6 +219,11 @@ def _check_clients(settings: Settings) -> None:
         raise SettingsError(
             f"algorithm.time_weight={settings.algorithm.time_weight:g} is of algorithm=ares; {name} has none"
         )
+    if settings.algorithm.time_weight != 1 and not fleet.size:
+        raise SettingsError(
+            f"algorithm.time_weight={settings.algorithm.time_weight:g} weighs energy, and fleet={fleet.name} does not "
+            f"say what the devices draw; set it to 1, or use a fleet that lists compute_W, send_W and receive_W"
+        )
     faults = settings.faults
     longest = max(faults.connect_s, faults.reconnect_s, faults.batch_s)
     if faults.round_s is not None and faults.round_s < longest:

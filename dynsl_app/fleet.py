@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from dynsl_app.errors import SettingsError
+from dynsl_app.plan import Power
 from dynsl_app.rows import RowReader
 
 _STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
@@ -287,6 +288,11 @@ class Fleet:
         if links == "wired":
             return Line(WIRED.up_Bps, WIRED.down_Bps, WIRED.rtt_s if device.rtt_s is None else device.rtt_s)
         return Line(device.up_Bps, device.down_Bps, device.rtt_s or 0.0)
+
+    def power(self, client: int) -> Power:
+        """What a client's device draws, watts. Raises SettingsError like :meth:`device`."""
+        device = self.device(client)
+        return Power(device.compute_W, device.send_W, device.receive_W)
 
     def changes_of(self, client: int) -> tuple[Change, ...]:
         """What happens to a client, in the order of the list."""

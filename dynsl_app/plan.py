@@ -70,6 +70,15 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Power:
+    """Watts of a whole device while computing, sending and receiving: P_comp, P_tx, P_rx."""
+
+    compute_W: float
+    send_W: float
+    receive_W: float
+
+
+@dataclass(frozen=True)
 class BatchKey:
     """What a batch's randomness depends on, wherever it is computed: never on placement or arrival.
 

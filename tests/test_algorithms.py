@@ -60,6 +60,7 @@ def test_a_plan_fits_the_model_or_is_refused(algorithm, blocks, cut, count, boun
         heads={"count": count, "boundary": boundary},
         telemetry={"profile": "file", "profile_file": "p.json"},
         clients=3,
+        runtime="testbed" if ALGORITHMS[algorithm].testbed else "local",
     )
     try:
         plan = make_plan(run, blocks, [0, 1, 2])
@@ -148,6 +149,14 @@ def test_a_cut_that_the_model_has_not_is_refused(groups, blocks, says):
             },
             "client 2: algorithm=dynsl_profiled",
         ),
+        *(
+            ({"algorithm": name}, f"algorithm={name} plans from the truth, which only runtime=testbed knows")
+            for name in ("oracle", "oracle_paid", "oracle_static", "oracle_bound")
+        ),
+        ({"algorithm": {"name": "dtfl", "time_weight": 0.5}}, "algorithm.time_weight=0.5 is of algorithm=ares; dtfl"),
+        ({"algorithm": {"name": "ares", "time_weight": 0.5}}, "and fleet=none does not say what the devices draw"),
+        ({"algorithm": "ares", "heads": {"count": 1}}, "heads.count=1 contradicts algorithm=ares"),
+        ({"algorithm": "sfsl", "heads": {"boundary": 2}}, "heads.boundary=2 contradicts algorithm=sfsl"),
     ],
 )
 def test_contradictions_are_refused_with_their_reason(groups, says):
@@ -155,6 +164,18 @@ def test_contradictions_are_refused_with_their_reason(groups, says):
     run = settings(**groups)
     with pytest.raises(SettingsError, match=re.escape(says)):
         check(run)
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan"), "half"])
+def test_a_weight_is_from_0_to_1(weight):
+    with pytest.raises(SettingsError, match=r"algorithm\.time_weight="):
+        settings(algorithm={"name": "ares", "time_weight": weight})
+
+
+def test_energy_may_be_weighed_where_devices_are_listed():
+    fleet = {"devices": [{"name": "pi", "count": 2, "compute": 3}]}
+    run = settings(algorithm={"name": "ares", "time_weight": 0.5}, fleet=fleet)
+    assert check(run).algorithm.time_weight == 0.5
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "127.8.8.8:9", "localhost:0", "[::1]:0", "::1"])

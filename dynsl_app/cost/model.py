@@ -12,6 +12,7 @@ With a shared head (b < L; choices, because the problem gives one time per block
   ``Σ R_i·Σ_{l>b} s[l] + h0·max R_i`` (§5's with an unlimited merge), and the simulation honours it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from dynsl_app.cost.instance import Instance
 from dynsl_app.errors import DynslError
+from dynsl_app.plan import Power
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -183,6 +185,29 @@ def transfer_times(up_bytes: Floats, down_bytes: Floats, up_Bps: Floats, down_Bp
     seconds: Floats = up_bytes / up_Bps + down_bytes / down_Bps + rtt_s
     seconds[:, -1] = 0.0
     return seconds
+
+
+def energies(
+    powers: Sequence[Power], compute_s: Floats, up_bytes: Floats, down_bytes: Floats, up_Bps: Floats, down_Bps: Floats
+) -> Floats:
+    """E_i(n) = P_comp·C_i(n) + P_tx·A[n]/β↑_i + P_rx·G[n]/β↓_i, joules a batch, (N, L).
+
+    Source: ALGORITHMS §9, after Samikwa et al. 2022. Choice: waiting, for the server or a round trip, costs nothing.
+
+    Parameters
+    ----------
+    powers
+        Of each client.
+    compute_s
+        C, seconds, (N, L).
+    up_bytes, down_bytes
+        A and G, (L,).
+    up_Bps, down_Bps
+        Of each client, (N, 1).
+    """
+    compute_W, send_W, receive_W = np.array([(p.compute_W, p.send_W, p.receive_W) for p in powers]).T[:, :, None]
+    joules: Floats = compute_W * compute_s + send_W * (up_bytes / up_Bps) + receive_W * (down_bytes / down_Bps)
+    return joules
 
 
 def allowed_cuts(floor: Ints, ceiling: Ints, blocks: int) -> NDArray[np.bool_]:

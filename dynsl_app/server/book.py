@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynsl_app.cost.model import Costs, allowed_cuts, shared_times, transfer_times
+from dynsl_app.cost.model import Costs, allowed_cuts, energies, shared_times, transfer_times
+from dynsl_app.plan import Power
 from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.estimate import Slowdown
 from dynsl_app.telemetry.link import LinkEstimate
@@ -99,9 +100,19 @@ class Book:
         What crosses a link.
     chunk_bytes
         ``wire.chunk_bytes``.
+    powers
+        By client, where they are known: what its device draws.
     """
 
-    def __init__(self, profile_s: Sequence[float], batch: int, sizes: Sizes, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        profile_s: Sequence[float],
+        batch: int,
+        sizes: Sizes,
+        chunk_bytes: int,
+        powers: Mapping[int, Power] | None = None,
+    ) -> None:
+        self._powers = powers or {}
         self._profile_s, self._batch, self._sizes, self._chunk = tuple(profile_s), batch, sizes, chunk_bytes
         self._clients: dict[int, Client] = {}
         self.service = Service(_CALL_S, profile_s, batch)
@@ -166,7 +177,7 @@ class Book:
         moving: bool,
         heads: int = 0,
     ) -> Costs:
-        """What every cut of every client costs now (ALGORITHMS §5).
+        """What every cut of every client costs now (ALGORITHMS §5); energy where all powers are known.
 
         Parameters
         ----------
@@ -205,10 +216,15 @@ class Book:
         head = np.array([client % heads if heads else 0 for client in batches], dtype=np.int64)
         call_s = float(np.mean([self.service.call_s(key, boundary) for key in keys]))
         shared_s, floor_s = shared_times(server, min(call_s, server[boundary - 1]), boundary, rest, head)
+        compute_s = np.cumsum([one.slowdown.block_s for one in known], axis=1)
+        powers = [self._powers[client] for client in batches if client in self._powers]
+        energy_J = None
+        if len(powers) == len(known):
+            energy_J = energies(powers, compute_s, up, down, up_Bps, down_Bps)
         return Costs(
             names=tuple(str(client) for client in batches),
             batches=rest,
-            compute_s=np.cumsum([one.slowdown.block_s for one in known], axis=1),
+            compute_s=compute_s,
             transfer_s=transfer_times(up, down, up_Bps, down_Bps, rtt_s),
             server_s=server,
             allowed=allowed_cuts(floor, np.minimum(ceiling, boundary), blocks),
@@ -218,4 +234,5 @@ class Book:
             shared_floor_s=floor_s,
             move_s=move_s,
             move_bytes=move_bytes,
+            energy_J=energy_J,
         )

@@ -435,7 +435,9 @@ def make_steering(
     profile = measure(chain, spec, batch, settings.optimizer, model=model, device=settings.server.device)
     activations = [shape.bytes_per_sample * batch for shape in cut_shapes]
     sizes = batch_sizes(activations, [block.state_bytes for block in profile.blocks], batch)
-    book = Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes)
+    fleet = settings.fleet
+    powers = {client: fleet.power(client) for client in range(settings.clients)} if fleet.devices else {}
+    book = Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes, powers)
     for client, known in profiles.items():
         book.introduce(client, known.block_s)
     return Steering(

@@ -12,11 +12,12 @@ import numpy as np
 
 from dynsl_app.errors import SettingsError
 from dynsl_app.fleet import Device, Fleet, Generate, LinkClass
+from dynsl_app.plan import Power
 from dynsl_app.seeds import derive_seed
 from dynsl_app.testbed.classes import Link, class_link
 from dynsl_app.testbed.links import Constant, Looped
 from dynsl_app.testbed.traces import load_trace
-from dynsl_app.testbed.world import Power, RatePath
+from dynsl_app.testbed.world import RatePath
 
 GENERATED = "generated"
 """The kind of devices that are drawn."""

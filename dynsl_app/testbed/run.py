@@ -314,7 +314,8 @@ class _Testbed:
         sizes = Sizes(
             tuple(map(int, world.up_bytes)), tuple(map(int, world.down_bytes)), tuple(map(int, world.state_bytes))
         )
-        book = Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes)
+        powers = {client: one.power for client, one in enumerate(world.clients)}
+        book = Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes, powers)
         expected = None
         if ALGORITHMS[name].profiled:
             # Measured on each device before the run, like a file of `dynsl-profile`.

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from dynsl_app.plan import Power
+
 
 class RatePath(Protocol):
     """A link's throughput over virtual time: piecewise constant, defined from 0 on without end."""
@@ -14,15 +16,6 @@ class RatePath(Protocol):
     def segments(self, start_s: float) -> Iterator[tuple[float, float]]:
         """From ``start_s`` on: until when a rate holds (the last may be infinite), and bytes per second (0: dead)."""
         ...
-
-
-@dataclass(frozen=True)
-class Power:
-    """Watts while computing, sending and receiving (P_comp, P_tx, P_rx)."""
-
-    compute_W: float
-    send_W: float
-    receive_W: float
 
 
 @dataclass(frozen=True)

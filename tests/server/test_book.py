@@ -7,6 +7,7 @@ import pytest
 
 from dynsl_app.cost.instance import ClientCosts, Instance
 from dynsl_app.cost.model import costs_of
+from dynsl_app.plan import Power
 from dynsl_app.server import book
 from dynsl_app.server.book import Book, Sizes
 
@@ -79,3 +80,17 @@ def test_several_heads_are_serial_each_for_itself() -> None:
     assert two.shared_floor_s == pytest.approx(costs_of(busiest).shared_floor_s)
     assert two.shared_s == pytest.approx(one.shared_s / 2)
     np.testing.assert_allclose(two.server_s, one.server_s)
+
+
+def test_energy_is_known_where_all_powers_are() -> None:
+    """10 W·C + 4 W·A/β↑ + 3 W·G/β↓ for client 0, twice that for client 1; the link's rates are the prior's."""
+    known = Book(PROFILE_S, BATCH, SIZES, CHUNK, {0: Power(10, 4, 3), 1: Power(20, 8, 6)})
+    limits = dict.fromkeys(BATCHES, (1, 4))
+    two = known.costs({0: 10, 1: 30}, {0: 1, 1: 1}, 4, 1, limits, moving=False)
+    assert two.energy_J is not None
+    sent = [
+        4 * up / book._PRIOR_BPS + 3 * down / book._PRIOR_BPS for up, down in zip(SIZES.up, SIZES.down, strict=True)
+    ]
+    joules = [10 * compute + each for compute, each in zip((0.004, 0.007, 0.009, 0.010), sent, strict=True)]
+    np.testing.assert_allclose(two.energy_J, [joules, [2 * each for each in joules]])
+    assert known.costs(BATCHES, dict.fromkeys(BATCHES, 1), 4, 1, limits, moving=False).energy_J is None

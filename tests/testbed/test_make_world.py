@@ -16,11 +16,11 @@ from dynsl_app.fleet import SERVERS, Device, Fleet
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.chain import Block, Chain
 from dynsl_app.model.probe import probe
+from dynsl_app.plan import Power
 from dynsl_app.settings import ModelSettings, OptimizerSettings
 from dynsl_app.telemetry.profiling import measure
 from dynsl_app.testbed.links import Constant, Looped, Walk
 from dynsl_app.testbed.make_world import make_world, training_flops
-from dynsl_app.testbed.world import Power
 
 IMAGE = DataSpec((3, 32, 32), 10)
 SPEC = DataSpec((1, 8, 8), 10)
