@@ -215,6 +215,11 @@ def _check_clients(settings: Settings) -> None:
         raise SettingsError(
             f"algorithm={name} plans from the truth, which only runtime=testbed knows; set that, or use algorithm=dynsl"
         )
+    if name == "oracle_bound" and settings.testbed.compute == "real":
+        raise SettingsError(
+            "testbed.compute=real trains, and algorithm=oracle_bound is a bound that nobody reaches by training; set "
+            "testbed.compute=phantom, or use algorithm=oracle"
+        )
     if settings.algorithm.time_weight != 1 and name != "ares":
         raise SettingsError(
             f"algorithm.time_weight={settings.algorithm.time_weight:g} is of algorithm=ares; {name} has none"

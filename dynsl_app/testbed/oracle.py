@@ -52,7 +52,7 @@ def true_costs(
     cuts
         Present cuts; 0 for none.
     """
-    state = _state_at(world.happenings, time_s - round_start_s)
+    state = state_at(world.happenings, time_s - round_start_s)
     clients = [world.clients[client] for client in batches]
     compute = np.array([state.compute.get(client, 1.0) for client in batches])
     link = np.array([state.link.get(client, 1.0) for client in batches])
@@ -100,7 +100,8 @@ class _State:
     server: float = 1.0
 
 
-def _state_at(happenings: Sequence[Happening], since_start_s: float) -> _State:
+def state_at(happenings: Sequence[Happening], since_start_s: float) -> _State:
+    """What is in force so many seconds after the round's start, at that very time included."""
     state = _State({}, {})
     for happening in happenings:
         if happening.at_s > since_start_s:

@@ -210,6 +210,9 @@ class _Testbed:
             No client finished.
         """
         settings, world = self._settings, self._world
+        if settings.algorithm.name == "oracle_bound":
+            self._bound(round_, events, clock)
+            return
         if self._driver is None:
             self._driver = self._make_driver(events, clock)
         driver = self._driver
@@ -278,6 +281,30 @@ class _Testbed:
             cuts={str(client): course.cut for client, course in courses.items() if course.started_s is not None},
             moves=sum(course.generation for course in courses.values()),
             seconds=clock.now - start,
+        )
+
+    def _bound(self, round_: int, events: EventStream, clock: Clock) -> None:
+        """A round that nobody trains: its epoch is as long as the bound says."""
+        # Only here is scipy needed.
+        from dynsl_app.testbed.bound import bound_s
+
+        events.emit("round_start", round=round_, clients=[], cuts={}, boundary=self._world.blocks, heads=0)
+        epoch_s = bound_s(self._world, self._present, self._limits(self._world), self.t0_s, clock.now)
+        clock.now += epoch_s
+        self.standing.count(round_, epoch_s, 0, 0, 0)
+        events.emit(
+            "round_end",
+            round=round_,
+            epoch_s=epoch_s,
+            **self._scores([]),
+            bytes_up=0,
+            bytes_down=0,
+            samples=0,
+            clients=0,
+            lost=[],
+            cuts={},
+            moves=0,
+            seconds=epoch_s,
         )
 
     def _count(self, round_: int, simulation: Simulation) -> None:
