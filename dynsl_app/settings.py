@@ -35,6 +35,7 @@ class AlgorithmSettings:
         "psl",
         "ares",
         "dtfl",
+        "dtfl_localloss",
         "sfsl",
         "oracle_static",
         "oracle_paid",

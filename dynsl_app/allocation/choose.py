@@ -13,7 +13,7 @@ def make_allocator(settings: Settings) -> Allocator:
     match settings.algorithm.name:
         case "ares":
             return AresAllocator(settings.algorithm.time_weight)
-        case "dtfl":
+        case "dtfl" | "dtfl_localloss":
             return DtflAllocator()
         case "sfsl":
             return SfslAllocator()

@@ -20,6 +20,7 @@ from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
 from dynsl_app.plan import Plan
 from dynsl_app.seeds import derive_seed
+from dynsl_app.server.batching import Continuous
 from dynsl_app.server.book import Book, Sizes
 from dynsl_app.server.director import Director, Stay
 from dynsl_app.server.folder import RunFolder
@@ -36,6 +37,7 @@ from dynsl_app.telemetry.profiling import from_flops
 from dynsl_app.telemetry.sinks.factory import make_sinks
 from dynsl_app.testbed.compute import RealCompute
 from dynsl_app.testbed.dynamics import with_happenings
+from dynsl_app.testbed.local_loss import LocalLoss, auxiliary_shares, without_gradients
 from dynsl_app.testbed.make_world import make_world
 from dynsl_app.testbed.oracle import Oracle, true_costs
 from dynsl_app.testbed.simulate import Clock, Course, Simulation
@@ -170,6 +172,10 @@ class _Testbed:
         self._world = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
         if settings.algorithm.name == "oracle":
             self._world = dataclasses.replace(self._world, state_bytes=(0.0,) * world.blocks)
+        self._auxiliary: tuple[float, ...] = ()
+        if settings.algorithm.name == "dtfl_localloss":
+            self._world = without_gradients(self._world)
+            self._auxiliary = auxiliary_shares(chain, spec, batch)
         self._driver: Driver | None = None
 
     def _limits(self, world: World) -> dict[int, tuple[int, int]]:
@@ -235,13 +241,15 @@ class _Testbed:
             compute = RealCompute(settings, plan, round_, self.standing, heads)
         start = clock.now
         driver.begin(round_, plan)
-        simulation = Simulation(
+        kind = LocalLoss if self._auxiliary else Simulation
+        simulation = kind(
             world,
             plan,
             self._present,
             driver,
             driver,
-            policy_maker(settings, plan, round_),
+            # Its batches train one copy one after the other, though several of them may wait.
+            (lambda lane: Continuous(1, 2**60)) if self._auxiliary else policy_maker(settings, plan, round_),
             clock,
             events,
             seed=settings.seed,
@@ -254,6 +262,8 @@ class _Testbed:
             patience_s=settings.faults.batch_s,
             compute=compute,
         )
+        if isinstance(simulation, LocalLoss):
+            simulation.auxiliary = self._auxiliary
         simulation.run()
         driver.end()
         courses = simulation.courses

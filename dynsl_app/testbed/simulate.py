@@ -29,7 +29,7 @@ from dynsl_app.testbed.links import Scale, advance, alive_from, finish
 from dynsl_app.testbed.world import Client, Happening, RatePath, World
 from dynsl_app.wire.base import Transfer
 
-_FORWARD = 1 / 3
+FORWARD = 1 / 3
 """Share of forward in a batch's compute: backward costs twice as much."""
 
 _LOOK_S, _LOOKS_APART = 0.5, 0.25
@@ -341,7 +341,7 @@ class Simulation:
         if course.cut == self._world.blocks:
             self._later(course.compute_s, self._local_done, course)
         else:
-            self._later(course.compute_s * _FORWARD, self._send, course)
+            self._later(course.compute_s * FORWARD, self._send, course)
 
     def _send(self, course: Course) -> None:
         """Forward is done: activation and state go up."""
@@ -385,7 +385,7 @@ class Simulation:
         assert course.down is not None
         away_s = self._clock.now - course.sent_s - course.held_s
         course.news = Measured(self._measured_s(course), course.up, course.down, away_s)
-        self._later(course.compute_s * (1 - _FORWARD), self._split_done, course)
+        self._later(course.compute_s * (1 - FORWARD), self._split_done, course)
 
     def _split_done(self, course: Course) -> None:
         if self._compute is not None:
