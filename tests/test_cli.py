@@ -283,7 +283,7 @@ def test_help_shows_ways_groups_settings_and_examples_that_work(dynsl, capsys):
     code, runs = dynsl("--help")
     assert (code, runs) == (0, [])
     text = capsys.readouterr().out
-    assert "algorithm: ares, dtfl, dynsl, dynsl_profiled, fedavg, oracle" in text
+    assert "algorithm: ares, dtfl, dtfl_localloss, dynsl, dynsl_profiled, fedavg, oracle" in text
     assert "clients_per_round: null" in text
     examples = [shlex.split(line)[1:] for line in re.findall(r"^ {2}(dynsl .*)$", text, re.MULTILINE)]
     runnable = [example for example in examples if not any("resume=" in argument for argument in example)]
