@@ -79,6 +79,8 @@ def _serve(
     first: list[float], cycle: list[float], service: list[float], left: list[int], workers: int, serial: float
 ) -> list[float]:
     """When each client's last request is served; ``serial`` is the time under the shared head's lock."""
+    if workers == 1 and not serial:
+        return _serve_alone(first, cycle, service, left)
     end = [0.0] * len(first)
     arrivals = [(at, client) for client, at in enumerate(first)]
     heapify(arrivals)
@@ -96,6 +98,26 @@ def _serve(
             finish += serial
             head_free = finish
         heapreplace(free, finish)
+        left[client] -= 1
+        if left[client]:
+            heapreplace(arrivals, (finish + cycle[client], client))
+        else:
+            heappop(arrivals)
+            end[client] = finish
+    return end
+
+
+def _serve_alone(first: list[float], cycle: list[float], service: list[float], left: list[int]) -> list[float]:
+    """The same for one worker and nothing shared, which is the usual case, in half the time."""
+    end = [0.0] * len(first)
+    arrivals = [(at, client) for client, at in enumerate(first)]
+    heapify(arrivals)
+    finish = 0.0
+    while arrivals:
+        arrival, client = arrivals[0]
+        if arrival > finish:
+            finish = arrival
+        finish += service[client]
         left[client] -= 1
         if left[client]:
             heapreplace(arrivals, (finish + cycle[client], client))

@@ -50,7 +50,7 @@ def advance(path: RatePath, scale: Scale, start_s: float, size_bytes: float, end
 
 
 def alive_from(scale: Scale, time_s: float) -> float:
-    """When a link that is dead at a time carries bytes again: infinite if never, ``time_s`` if it is not dead."""
+    """From when on a link carries bytes again, ``time_s`` if it is not dead then; infinite if never."""
     at = bisect_right(scale, time_s, key=lambda change: change[0])
     if not at or scale[at - 1][1] > 0:
         return time_s

@@ -118,6 +118,7 @@ def client_of(one: Member, block_s: tuple[float, ...], batches: int) -> Client:
         batches=batches,
         power=one.power,
         memory_bytes=one.source.memory_bytes,
+        call_s=one.source.call_s / one.factor if isinstance(one.source, Device) else 0.0,
     )
 
 

@@ -61,7 +61,7 @@ def true_costs(
     rtt_s = np.array([one.rtt_s for one in clients])[:, None]
     current = np.array([cuts[client] for client in batches], dtype=np.int64)
     floor, ceiling = np.array([limits[client] for client in batches], dtype=np.int64).T
-    profile = np.cumsum([one.block_s for one in clients], axis=1)
+    profile = np.cumsum([one.block_s for one in clients], axis=1) + np.array([[one.call_s] for one in clients])
     blocks = world.blocks
     work = np.array([sum(world.server.block_s[cut:]) for cut in range(1, blocks)])
     server_s = np.append(state.server * (world.server.call_s + work), 0.0)

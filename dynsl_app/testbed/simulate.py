@@ -138,6 +138,7 @@ class Course:
     news: Measured | None = None
     # Of the batch under way.
     jitter: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    slowness: float = 1.0
     compute_s: float = 0.0
     sent_s: float = 0.0
     up: Transfer | None = None
@@ -336,12 +337,13 @@ class Simulation:
             math.exp(links * gauss(0.0, 1.0)),
             math.exp(devices * gauss(0.0, 1.0)),
         )
-        factor = course.compute * course.jitter[0]
+        course.slowness = factor = course.compute * course.jitter[0]
         course.compute_s = factor * sum(course.truth.block_s[: course.cut])
+        call_s = factor * course.truth.call_s
         if course.cut == self._world.blocks:
-            self._later(course.compute_s, self._local_done, course)
+            self._later(call_s + course.compute_s, self._local_done, course)
         else:
-            self._later(course.compute_s * FORWARD, self._send, course)
+            self._later(call_s + course.compute_s * FORWARD, self._send, course)
 
     def _send(self, course: Course) -> None:
         """Forward is done: activation and state go up."""
@@ -615,7 +617,7 @@ class Simulation:
         self._lose(course, f"its link has been dead for faults.batch_s={self._patience:g} s and stays so")
 
     def _measured_s(self, course: Course) -> dict[int, float]:
-        factor = self._noisy(course.compute * course.jitter[0])
+        factor = self._noisy(course.slowness)
         return {block: factor * course.truth.block_s[block - 1] for block in range(1, course.cut + 1)}
 
     def _noisy(self, value: float) -> float:

@@ -36,6 +36,8 @@ class Client:
         R_i of an epoch.
     memory_bytes
         None: unlimited.
+    call_s
+        Seconds that a batch takes besides its blocks, slowed like them: loading data, packing frames.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Client:
     batches: int
     power: Power
     memory_bytes: float | None = None
+    call_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dynsl_app.cost.instance import ClientCosts, Instance
 from dynsl_app.cost.model import Costs, Floats, costs_of
-from dynsl_app.cost.queueing import requests, simulate
+from dynsl_app.cost.queueing import _serve, requests, simulate
 
 
 def fleet(
@@ -105,3 +105,16 @@ def test_time_lies_between_the_bound_and_one_after_the_other(
     assert timeline.epoch_s <= alone.sum() + 1e-9
     assert timeline.end_s - alone == pytest.approx(timeline.wait_s)
     assert (timeline.wait_s >= 0).all()
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_one_worker_alone_is_the_general_case_to_the_bit(data: st.DataObject) -> None:
+    """A shared part so short that it changes nothing takes the general way."""
+    clients = data.draw(st.integers(2, 6))
+    seconds = st.floats(0.01, 10.0)
+    away = [data.draw(seconds) for _ in range(clients)]
+    service = [data.draw(seconds) for _ in range(clients)]
+    batches = [data.draw(st.integers(1, 9)) for _ in range(clients)]
+    alone = _serve(away, away, service, list(batches), 1, 0.0)
+    assert alone == _serve(away, away, service, list(batches), 1, 5e-324)
