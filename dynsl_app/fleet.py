@@ -47,10 +47,10 @@ class Device:
 
     ``compute``: by how much it is slower than this machine (1: as fast); or ``speed``: GFLOP/s that it trains with, or
     any unit where only the ratio to the fleet's other devices matters, the fastest being as fast as this machine.
-    ``call_s``: seconds that it needs for a batch besides its blocks (loading data, packing frames), only for the testbed:
-    where devices are played, they do need them. ``spread``: by how much one of them may be faster or slower than
-    another, a fraction either way. ``memory_bytes``: None: unlimited. ``compute_W``, ``send_W``, ``receive_W``: the whole
-    device's power meanwhile. ``basis``: where the figures are from.
+    ``call_s``: seconds that it needs for a batch besides its blocks (loading data, packing frames), for the testbed
+    only: devices that are played do need them. ``spread``: by how much one of them may be faster or slower than
+    another, a fraction either way. ``memory_bytes``: None: unlimited. ``compute_W``, ``send_W``, ``receive_W``: the
+    whole device's power meanwhile. ``basis``: where the figures are from.
 
     The link: ``links``: one of the classes wired, wifi, lte; or ``up_Bps``, ``down_Bps``: bytes per second to and from
     the server, None: unlimited; or ``up_trace``, ``down_trace``: files. ``rtt_s``: round trip, seconds; None: the

@@ -100,8 +100,6 @@ def run_testbed(settings: Settings, default_base: Path = Path("runs")) -> Summar
         Settings, fleet or dynamics do not fit, or a round ended with no client.
     """
     settings = check(settings)
-    if settings.resume is not None:
-        raise SettingsError("resume is for runs in real time; a run in virtual time is soon done again")
     trainer = _Testbed(settings)  # before there is a folder: what is refused leaves nothing
     folder = RunFolder.create(settings, default_base)
     folder.write_config(to_yaml(settings))
@@ -130,6 +128,7 @@ class _Testbed:
     """What stays the same for all rounds of a run."""
 
     def __init__(self, settings: Settings) -> None:
+        _check(settings)
         self._settings = settings
         self._real = settings.testbed.compute == "real"
         allow = named_packages(settings)
@@ -167,6 +166,7 @@ class _Testbed:
             world, compute_jitter=settings.testbed.compute_jitter, link_jitter=settings.testbed.link_jitter
         )
         self._present = range(len(world.clients))
+        make_plan(settings, world.blocks, self._present)  # refuses cuts that the model has not
         limits = self._limits(world)
         self.t0_s = best_static_s(world, limits)
         self._world = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
@@ -372,6 +372,22 @@ class _Testbed:
             mid_epoch=settings.allocator.mid_epoch,
             clock=clock,
             threaded=False,
+        )
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what has no meaning in virtual time, or is not simulated."""
+    if settings.resume is not None:
+        raise SettingsError("resume is for runs in real time; a run in virtual time is soon done again")
+    if settings.clients_per_round is not None:
+        raise SettingsError(
+            f"clients_per_round={settings.clients_per_round}: runtime=testbed trains all clients that are there; "
+            f"leave it out, or let dynamics say who is there"
+        )
+    if settings.evaluation.federated:
+        raise SettingsError(
+            "evaluation.federated=true: runtime=testbed evaluates on the server's held-out data only; leave it out, or "
+            "use runtime=local"
         )
 
 

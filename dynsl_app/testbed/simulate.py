@@ -136,7 +136,8 @@ class Course:
     told_s: float = 0.0
     # Measured of the batch before, for the next frame.
     news: Measured | None = None
-    # Of the batch under way.
+    # Of the batch under way; its samples are known once it is computed.
+    size: int = 0
     jitter: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     slowness: float = 1.0
     compute_s: float = 0.0
@@ -235,6 +236,7 @@ class Simulation:
             self.courses[client] = Course(
                 client, truth, plan.cuts[client], plan.lane_of(client), truth.batches, draws, scales.get(client, [])
             )
+            self.courses[client].size = batch_samples
         self._present = frozenset(present)
         by_time: dict[float, list[Happening]] = {}
         for happening in world.happenings:
@@ -314,7 +316,8 @@ class Simulation:
             if self._wants_profile(course.client):
                 factor = course.compute * self._lognormal(self._noise_draws, self._world.compute_jitter)
                 profile_s = tuple(factor * seconds for seconds in course.truth.block_s)
-                memory_bytes = course.truth.memory_bytes
+                own = course.truth.memory_bytes
+                memory_bytes = None if own is None else int(own)
             self._director.opened(course.client, course.batches - course.batch, profile_s, memory_bytes)
             if self._compute is not None:
                 self._compute.open(course.client, course.cut)
@@ -496,7 +499,7 @@ class Simulation:
             course.told, course.told_s = cut, self._clock.now + course.truth.rtt_s
         elif course.told is None and course.before is None and course.batch + 2 < course.batches:
             course.asked = self._director.probe(course.client)
-        fields = {"client": course.client, "batch": course.batch, "samples": self._batch}
+        fields = {"client": course.client, "batch": course.batch, "samples": course.size}
         self._events.emit("progress", round=self._round, **fields, loss=loss, correct=correct)
 
     def _heard(self, course: Course, news: Measured | None) -> None:
@@ -563,7 +566,7 @@ class Simulation:
                 self._reply(course)
             head = self._plan.head_of(trained[0].client)
             self._director.served(head, entries, self._noisy(service_s), wait_s)
-            batches = [[course.client, course.batch, self._batch] for course in trained]
+            batches = [[course.client, course.batch, course.size] for course in trained]
             fields |= {"wait_s": wait_s, "service_s": service_s}
             self._events.emit("step", round=self._round, head=head, members=batches, **fields)
         self._dispatch()
@@ -628,6 +631,7 @@ class Simulation:
         return math.exp(spread * draws.gauss(0.0, 1.0))
 
     def _count(self, course: Course, samples: int, loss: float, correct: int) -> None:
+        course.size = samples
         course.samples += samples
         course.loss_sum += loss * samples
         course.correct += correct
