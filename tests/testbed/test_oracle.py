@@ -25,7 +25,7 @@ def test_costs_are_the_truth_at_a_time(time_s: float, compute: float, link: floa
     costs = true_costs(world, 100.0 + time_s, 100.0, {0: 3}, {0: 2}, {0: (1, 4)}, boundary=4, moving=True)
     assert costs.compute_s[0].tolist() == [compute * own for own in (1, 3, 6, 10)]
     up_down = np.array([4 + 2, 2 + 1, 1 + 0.5, 0]) / link
-    assert costs.transfer_s[0].tolist() == pytest.approx((up_down + [0.5, 0.5, 0.5, 0]).tolist())
+    assert costs.transfer_s[0].tolist() == pytest.approx(np.add(up_down, [0.5, 0.5, 0.5, 0]).tolist())
     assert costs.server_s.tolist() == pytest.approx([server * own for own in (0.95, 0.75, 0.45, 0)])
     assert costs.move_bytes is not None
     assert costs.move_s is not None
