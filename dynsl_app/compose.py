@@ -26,6 +26,9 @@ from dynsl_app.resume import resumed
 from dynsl_app.settings import Settings
 from dynsl_app.validate import is_known, unknown_setting, validate
 
+_EXPERIMENT = "experiment"
+"""A group of no setting of its own: its files are laid over all settings."""
+
 _TESTBED_FLEET = "colext24"
 """The testbed's fleet unless another is chosen."""
 
@@ -145,7 +148,7 @@ def check_overrides(overrides: Sequence[str]) -> list[Override]:
         ) from None
     ours = [override for override in parsed if re.split("[./]", override.key_or_group)[0] != "hydra"]
     for override in ours:
-        if not is_known(override.key_or_group):
+        if override.key_or_group != _EXPERIMENT and not is_known(override.key_or_group):
             raise unknown_setting(override.key_or_group)
     return ours
 

@@ -1,5 +1,6 @@
 """A run in virtual time, from settings to summary (ALGORITHMS §10)."""
 
+import copy
 import dataclasses
 import math
 import random
@@ -100,7 +101,7 @@ def run_testbed(settings: Settings, default_base: Path = Path("runs")) -> Summar
         Settings, fleet or dynamics do not fit, or a round ended with no client.
     """
     settings = check(settings)
-    trainer = _Testbed(settings)  # before there is a folder: what is refused leaves nothing
+    trainer = Testbed(settings)  # before there is a folder: what is refused leaves nothing
     folder = RunFolder.create(settings, default_base)
     folder.write_config(to_yaml(settings))
     clock = Clock()
@@ -116,16 +117,23 @@ def run_testbed(settings: Settings, default_base: Path = Path("runs")) -> Summar
 
 def simulate_rounds(settings: Settings, sinks: Sequence[Sink] = ()) -> list[float]:
     """Epoch times of a phantom run in virtual seconds, one a round, without a folder."""
-    clock = Clock()
-    events = EventStream(sinks, clock=clock)
-    trainer = _Testbed(check(settings))
-    for round_ in range(1, settings.rounds + 1):
-        trainer.round(round_, events, clock)
-    return trainer.standing.epoch_s
+    return Testbed(check(settings)).epochs(sinks)
 
 
-class _Testbed:
-    """What stays the same for all rounds of a run."""
+class Testbed:
+    """What stays the same for all rounds of a run.
+
+    Attributes
+    ----------
+    standing
+        The model, and what was measured so far.
+    t0_s
+        T₀, seconds.
+    world
+        The truth.
+    book
+        What an adaptive algorithm has learnt of it; None before the first round, and for others.
+    """
 
     def __init__(self, settings: Settings) -> None:
         _check(settings)
@@ -169,17 +177,54 @@ class _Testbed:
         make_plan(settings, world.blocks, self._present)  # refuses cuts that the model has not
         limits = self._limits(world)
         self.t0_s = best_static_s(world, limits)
-        self._world = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
+        self._truth = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
+        self._shares = auxiliary_shares(chain, spec, batch)
+        self._begin(settings)
+
+    def _begin(self, settings: Settings) -> None:
+        self._settings = settings
+        self.world, self._auxiliary = self._truth, ()
         if settings.algorithm.name == "oracle":
-            self._world = dataclasses.replace(self._world, state_bytes=(0.0,) * world.blocks)
-        self._auxiliary: tuple[float, ...] = ()
-        if settings.algorithm.name == "dtfl_localloss":
-            self._world = without_gradients(self._world)
-            self._auxiliary = auxiliary_shares(chain, spec, batch)
+            self.world = dataclasses.replace(self._truth, state_bytes=(0.0,) * self._truth.blocks)
+        elif settings.algorithm.name == "dtfl_localloss":
+            self.world, self._auxiliary = without_gradients(self._truth), self._shares
+        self.book: Book | None = None
         self._driver: Driver | None = None
+
+    def alike(self, settings: Settings) -> "Testbed":
+        """The same at its beginning for another algorithm, allocator or number of rounds; phantom runs only.
+
+        Raises
+        ------
+        ValueError
+            The settings differ in something else.
+        """
+        own = self._settings
+        limits = settings.allocator.min_cut, settings.allocator.max_cut  # on which T₀ depends
+        same = dataclasses.replace(
+            settings,
+            algorithm=own.algorithm,
+            allocator=own.allocator,
+            rounds=own.rounds,
+            server=dataclasses.replace(settings.server, policy=own.server.policy),
+        )
+        if self._real or same != own or limits != (own.allocator.min_cut, own.allocator.max_cut):
+            raise ValueError("only phantom runs that differ in algorithm, allocator and rounds share a world")
+        other = copy.copy(self)
+        other.standing = Standing(self.standing.chain)
+        other._begin(settings)
+        return other
 
     def _limits(self, world: World) -> dict[int, tuple[int, int]]:
         return cut_limits(self._settings.allocator, len(world.clients), world.blocks)
+
+    def epochs(self, sinks: Sequence[Sink] = ()) -> list[float]:
+        """All rounds of a phantom run without a folder: virtual seconds of each."""
+        clock = Clock()
+        events = EventStream(sinks, clock=clock)
+        for round_ in range(1, self._settings.rounds + 1):
+            self.round(round_, events, clock)
+        return self.standing.epoch_s
 
     def run(self, folder: RunFolder, events: EventStream, clock: Clock) -> Summary:
         """All rounds."""
@@ -187,7 +232,7 @@ class _Testbed:
         events.emit(
             "run_start",
             settings=to_plain(dataclasses.replace(settings, run_dir=None)),
-            nodes={str(client): one.name for client, one in enumerate(self._world.clients)},
+            nodes={str(client): one.name for client, one in enumerate(self.world.clients)},
             blocks=len(chain),
             parameters=sum(parameter.numel() for parameter in chain.parameters()),
             algorithm=settings.algorithm.name,
@@ -215,7 +260,7 @@ class _Testbed:
         RoundFailed
             No client finished.
         """
-        settings, world = self._settings, self._world
+        settings, world = self._settings, self.world
         if settings.algorithm.name == "oracle_bound":
             self._bound(round_, events, clock)
             return
@@ -298,8 +343,8 @@ class _Testbed:
         # Only here is scipy needed.
         from dynsl_app.testbed.bound import bound_s
 
-        events.emit("round_start", round=round_, clients=[], cuts={}, boundary=self._world.blocks, heads=0)
-        epoch_s = bound_s(self._world, self._present, self._limits(self._world), self.t0_s, clock.now)
+        events.emit("round_start", round=round_, clients=[], cuts={}, boundary=self.world.blocks, heads=0)
+        epoch_s = bound_s(self.world, self._present, self._limits(self.world), self.t0_s, clock.now)
         clock.now += epoch_s
         self.standing.count(round_, epoch_s, 0, 0, 0)
         events.emit(
@@ -342,8 +387,8 @@ class _Testbed:
         }
 
     def _make_driver(self, events: EventStream, clock: Clock) -> Driver:
-        settings, world = self._settings, self._world
-        name, limits = settings.algorithm.name, self._limits(self._world)
+        settings, world = self._settings, self.world
+        name, limits = settings.algorithm.name, self._limits(self.world)
         if name.startswith("oracle"):
             return Oracle(world, clock, limits, static=name == "oracle_static")
         if not ALGORITHMS[name].adaptive:
@@ -352,7 +397,7 @@ class _Testbed:
             tuple(map(int, world.up_bytes)), tuple(map(int, world.down_bytes)), tuple(map(int, world.state_bytes))
         )
         powers = {client: one.power for client, one in enumerate(world.clients)}
-        book = Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes, powers)
+        book = self.book = Book(world.server.block_s, self._batch, sizes, settings.wire.chunk_bytes, powers)
         expected = None
         if ALGORITHMS[name].profiled:
             # Measured on each device before the run, like a file of `dynsl-profile`.
