@@ -4,7 +4,8 @@
     python scripts/experiments.py static slowdown --jobs 4
     python scripts/experiments.py accuracy --cifar /data/cifar10
 
-The same seeds give the same files, but for profiles_measured, which are this machine's. Ends with 0 only if all runs did.
+The same seeds give the same files, but for profiles_measured, which are this machine's. Ends with 0 only if all runs
+did.
 """
 
 import argparse

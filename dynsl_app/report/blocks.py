@@ -35,7 +35,7 @@ def assumed_csv(found: Sequence[BlockFacts]) -> str:
 
 
 def measured_tables(found: Sequence[BlockMeasured]) -> tuple[str, str]:
-    """This machine's times as Markdown and CSV."""
+    """Times of one machine as Markdown and CSV."""
     head = ["block", "forward, ms", "backward, ms", "step, ms"]
     rows = [
         [

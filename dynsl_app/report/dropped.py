@@ -75,9 +75,9 @@ def dropped_markdown(found: Sequence[Dropped], cases: Mapping[Case, Mapping[str,
     )
     return f"""## When links fall to a tenth and stay there
 
-Clients whose link has fallen, at their cuts of the best static plan, each taken alone with the true parameters. *Stay*: \
-the batches left at the same cut; *then local*: the move to fully local over the fallen link, and the rest; *with it*: \
-the move to the best cut, and the rest. Means over clients and seeds.
+Clients whose link has fallen, at their cuts of the best static plan, each taken alone with the true parameters. \
+*Stay*: the batches left at the same cut; *then local*: the move to fully local over the fallen link, and the \
+rest; *with it*: the move to the best cut, and the rest. Means over clients and seeds.
 
 {markdown(_HEAD, dropped_rows(found))}
 What each way to act took in simulation:

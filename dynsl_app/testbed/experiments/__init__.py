@@ -1,1 +1,1 @@
-"""The experiments of conf/experiment/, run in virtual time; :mod:`dynsl_app.report` makes tables and figures of them."""
+"""The experiments of conf/experiment/, run in virtual time; :mod:`dynsl_app.report` draws what they find."""

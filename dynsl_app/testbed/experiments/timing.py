@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from dynsl_app.algorithms import check
 from dynsl_app.fleet import SERVERS
@@ -14,7 +15,7 @@ from dynsl_app.testbed.run import Testbed
 BETWEEN, AT_ONCE = "dynsl between rounds", "dynsl at once"
 """``dynsl`` that does not move in mid-epoch, and that never waits before a long move (``allocator.guard=0``)."""
 
-_VARIANTS: Mapping[str, Mapping[str, object]] = {BETWEEN: {"mid_epoch": False}, AT_ONCE: {"guard": 0.0}}
+_VARIANTS: Mapping[str, Mapping[str, Any]] = {BETWEEN: {"mid_epoch": False}, AT_ONCE: {"guard": 0.0}}
 
 
 def case_of(settings: Settings) -> Case:
@@ -28,7 +29,8 @@ def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case
     """Mean seconds of the rounds that count, by algorithm in the order of tables.
 
     The first round is a start from nothing known and does not count; of ``sfsl`` its warm-up, a round a block, does
-    not. ``uniform`` is every cut, unless the case sets one. Where something happens, ``dynsl`` is there in variants too.
+    not. ``uniform`` is every cut, unless the case sets one. Where something happens, ``dynsl`` has
+    variants.
 
     Raises
     ------
@@ -48,7 +50,8 @@ def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case
 def _runs(first: Settings, algorithms: Sequence[str], blocks: int) -> Iterable[tuple[str, Settings]]:
     base = dataclasses.replace(first, server=dataclasses.replace(first.server, policy=None))
     for name in algorithms:
-        algorithm = dataclasses.replace(first.algorithm, name=name)
+        changed: Mapping[str, Any] = {"name": name}
+        algorithm = dataclasses.replace(first.algorithm, **changed)
         settings = dataclasses.replace(base, algorithm=algorithm)
         if name == "uniform" and algorithm.cut is None:
             for cut in range(1, blocks + 1):
@@ -59,5 +62,5 @@ def _runs(first: Settings, algorithms: Sequence[str], blocks: int) -> Iterable[t
         else:
             yield name, settings
         if name == "dynsl" and first.dynamics.rows:
-            for label, changed in _VARIANTS.items():
-                yield label, dataclasses.replace(settings, allocator=dataclasses.replace(first.allocator, **changed))
+            for label, other in _VARIANTS.items():
+                yield label, dataclasses.replace(settings, allocator=dataclasses.replace(first.allocator, **other))

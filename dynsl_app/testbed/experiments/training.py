@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynsl_app.algorithms import SEPARATE
+from dynsl_app.plan import SEPARATE
 from dynsl_app.results import Training
 from dynsl_app.telemetry.sinks.jsonl import read_events
 from dynsl_app.testbed.experiments.grid import Grid
