@@ -93,7 +93,8 @@ def trace(blocks: Sequence[Block], x: Tensor) -> list[Forward]:
             if storage.data_ptr() not in counted:
                 counted.add(storage.data_ptr())
                 saved += storage.nbytes()
-            return tensor.detach()  # itself, an output would hold on to its own graph for ever
+            # Itself, an output would hold the graph that holds it, out of the garbage collector's sight.
+            return tensor.detach()
 
         seed_dropout(block, members)
         with saved_tensors_hooks(note, lambda tensor: tensor), _Operations() as operations:
