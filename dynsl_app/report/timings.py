@@ -69,7 +69,10 @@ def read_timings(path: Path) -> list[Timing]:
 
 
 def timings_markdown(timings: Sequence[Timing]) -> str:
-    """A table of algorithms by cases, seconds an epoch; one for each model, links and dynamics."""
+    """A table of algorithms by cases, seconds an epoch; one for each model, links and dynamics.
+
+    Of uniform cuts the best, the mean and the worst; where there is nothing else, all.
+    """
     parts = []
     for (model, links, dynamics), group in itertools.groupby(by_case(timings).items(), _table_of):
         cases = dict(group)
@@ -79,6 +82,8 @@ def timings_markdown(timings: Sequence[Timing]) -> str:
             for name in algorithms
             if cut_of(name) is None
         ]
+        if not rows:
+            rows += _cut_rows(list(cases.values()))
         rows += _uniform_rows(list(cases.values()))
         title = f"{model}, {links}" + ("" if dynamics == "none" else f", {dynamics}")
         head = ["seconds an epoch", *(f"server {case.server}" for case in cases)]
@@ -103,6 +108,12 @@ def _cut(timing: Timing) -> int:
 
 def _table_of(item: tuple[Case, Mapping[str, Timing]]) -> tuple[str, str, str]:
     return item[0].model, item[0].links, item[0].dynamics
+
+
+def _cut_rows(cases: Sequence[Mapping[str, Timing]]) -> list[list[str]]:
+    """A row a cut."""
+    columns = [[mean(timing.seconds).text(2) for timing in uniform(case)] for case in cases]
+    return [[f"all at {cut}", *cells] for cut, cells in enumerate(zip(*columns, strict=True), start=1)]
 
 
 def _uniform_rows(cases: Sequence[Mapping[str, Timing]]) -> list[list[str]]:
