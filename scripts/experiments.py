@@ -9,6 +9,7 @@ did.
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -51,8 +52,8 @@ COMPARED = ("static", "static_links", "slowdown", "throughput", "growing", "chan
 class Run:
     """What the experiments of one call share: processes, the folder, how far they are."""
 
-    def __init__(self, pool: ProcessPoolExecutor, out: Path, progress: Progress, cifar: Path | None) -> None:
-        self.out, self.cifar = out, cifar
+    def __init__(self, pool: ProcessPoolExecutor, progress: Progress, given: argparse.Namespace) -> None:
+        self.out, self.cifar, self._seeds = given.out, given.cifar, given.seeds
         self._pool, self._progress = pool, progress
 
     def map(self, name: str, work: Callable[..., object], tasks: Sequence[tuple[object, ...]]) -> list:
@@ -63,12 +64,16 @@ class Run:
             future.add_done_callback(lambda _: self._progress.advance(bar))
         return [future.result() for future in futures]
 
+    def grid(self, name: str) -> Grid:
+        grid = read_grid(name)
+        return dataclasses.replace(grid, seeds=grid.seeds[: self._seeds])
+
     def write(self, name: str, text: str) -> None:
         (self.out / name).write_text(text, encoding="utf-8")
 
 
 def time_all(run: Run, name: str) -> None:
-    grid = read_grid(name)
+    grid = run.grid(name)
     tasks = [(grid, case, seed) for case in grid.cases for seed in grid.seeds]
     found = timings.collect(one for result in run.map(name, time_case, tasks) for one in result)
     run.write(f"{name}.csv", timings.timings_csv(found))
@@ -102,7 +107,7 @@ def compare(run: Run) -> None:
 
 
 def profiles(run: Run) -> None:
-    grid = read_grid("profiles")
+    grid = run.grid("profiles")
     found = [one for result in run.map("profiles", run_blocks.assumed, _each(grid)) for one in result]
     run.write("profiles.csv", blocks.assumed_csv(found))
     run.write(
@@ -122,7 +127,7 @@ def profiles(run: Run) -> None:
 
 
 def watch(run: Run) -> None:
-    grid = read_grid("estimates")
+    grid = run.grid("estimates")
     results = run.map("estimates", run_estimates.watch, [(grid, seed) for seed in grid.seeds])
     found = [one for result in results for one in result]
     table, csv = estimates.estimates_tables(found)
@@ -141,7 +146,7 @@ def train_all(run: Run) -> None:
 
 
 def _train(run: Run, name: str, experiments: Sequence[str], overrides: Sequence[str]) -> None:
-    grids = [read_grid(experiment) for experiment in experiments]
+    grids = [run.grid(experiment) for experiment in experiments]
     tasks = [
         (grid, algorithm, seed, overrides) for grid in grids for algorithm in grid.algorithms for seed in grid.seeds
     ]
@@ -177,6 +182,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for tables and figures (results)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     parser.add_argument("--cifar", type=Path, help="folder of CIFAR-10: torchvision's, or images in train/ and test/")
+    parser.add_argument("--seeds", type=int, metavar="N", help="only the first N, for a quick look")
     given = parser.parse_args()
     names = known if "all" in given.names else tuple(given.names)
     unknown = [name for name in names if name not in known]
@@ -188,7 +194,7 @@ def main() -> int:
     pool = ProcessPoolExecutor(max(1, given.jobs), mp_context=get_context("spawn"))
     console = Console(stderr=True)
     with pool, Progress(*columns, console=console) as progress:
-        run = Run(pool, given.out, progress, given.cifar)
+        run = Run(pool, progress, given)
         try:
             for name in names:
                 began = time.monotonic()

@@ -30,7 +30,7 @@ def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case
 
     The first round is a start from nothing known and does not count; of ``sfsl`` its warm-up, a round a block, does
     not. ``uniform`` is every cut, unless the case sets one. Where something happens, ``dynsl`` has
-    variants.
+    variants, too.
 
     Raises
     ------
@@ -62,5 +62,8 @@ def _runs(first: Settings, algorithms: Sequence[str], blocks: int) -> Iterable[t
         else:
             yield name, settings
         if name == "dynsl" and first.dynamics.rows:
+            links = any(row.link is not None for row in first.dynamics.rows)
             for label, other in _VARIANTS.items():
+                if label == AT_ONCE and not links:  # only a slow link makes a move long
+                    continue
                 yield label, dataclasses.replace(settings, allocator=dataclasses.replace(first.allocator, **other))
