@@ -77,6 +77,7 @@ def time_all(run: Run, name: str) -> None:
     tasks = [(grid, case, seed) for case in grid.cases for seed in grid.seeds]
     found = timings.collect(one for result in run.map(name, time_case, tasks) for one in result)
     run.write(f"{name}.csv", timings.timings_csv(found))
+    found = timings.read_timings(run.out / f"{name}.csv")  # as rounded there, so that all files say the same
     text = f"# {TITLES[name]}\n\n{_shown(grid, name)}\n{timings.timings_markdown(found)}"
     cases = timings.by_case(found)
     if name == "uniform_cuts":
