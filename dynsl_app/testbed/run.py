@@ -183,7 +183,8 @@ class Testbed:
 
     def _begin(self, settings: Settings) -> None:
         self._settings = settings
-        self.world, self._auxiliary = self._truth, ()
+        self.world = self._truth
+        self._auxiliary: tuple[float, ...] = ()
         if settings.algorithm.name == "oracle":
             self.world = dataclasses.replace(self._truth, state_bytes=(0.0,) * self._truth.blocks)
         elif settings.algorithm.name == "dtfl_localloss":
