@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.allocation.base import Allocator, Report, Situation
 from dynsl_app.allocation.choose import make_allocator
 from dynsl_app.allocation.limits import Memory, cut_limits
+from dynsl_app.cost.model import Costs
 from dynsl_app.data.source import DataSpec
 from dynsl_app.errors import SettingsError
 from dynsl_app.model.chain import Chain
@@ -31,11 +33,15 @@ from dynsl_app.wire.base import Scalar, Transfer
 
 @dataclass
 class _Course:
-    """One client in its epoch. ``target``: the cut it has been told to take and has not yet."""
+    """One client in its epoch.
+
+    ``heard_s``: when it was last done with a batch; ``target``: the cut it has been told to take and has not yet.
+    """
 
     batches: int
     cut: int
     started_s: float
+    heard_s: float
     compute_s: float = 0.0
     measured: int = 0
     done: int = 0
@@ -206,7 +212,8 @@ class Steering:
                     memory_bytes = None
                     complaints.append(str(error))
             known = self._book.client(client)
-            self._courses[client] = _Course(batches, self._cuts[client], self._clock(), jumps=known.jumps)
+            now = self._clock()
+            self._courses[client] = _Course(batches, self._cuts[client], now, now, jumps=known.jumps)
             first = client not in self._rounds_batches
             if client not in self._opened:  # one that comes back has fewer left
                 self._rounds_batches[client] = batches
@@ -273,6 +280,7 @@ class Steering:
             if course is None:
                 return
             course.done += 1
+            course.heard_s = self._clock()
             course.since_move += 1
             self._seen[client] = self._seen.get(client, 0) + 1
             self._total += 1
@@ -377,7 +385,7 @@ class Steering:
             since_move=np.array([course.since_move for course in courses], dtype=np.int64),
             moving=np.array([course.target is not None or course.command is not None for course in courses]),
             jumped=np.array([service or n != c.jumps for n, c in zip(jumps, courses, strict=True)]),
-            in_doubt=np.array([self._in_doubt(client) for client in clients]),
+            in_doubt=np.array([self._in_doubt(client) for client in clients]) | self._silent(courses, costs),
             joined=self._joined,
         )
         for course, count in zip(courses, jumps, strict=True):
@@ -392,6 +400,12 @@ class Steering:
         levels = (known.slowdown.level, known.link.up.level, known.link.down.level)
         return any(level.in_doubt and level.age(seen) <= 1 for level in levels)
 
+    def _silent(self, courses: Sequence[_Course], costs: Costs) -> NDArray[np.bool_]:
+        """Who takes so long over a batch that it may have been slowed: its report will tell, (N,)."""
+        rows = np.arange(len(courses)), costs.current - 1
+        expected_s = (costs.cycle_s + costs.server_s)[rows] + self._book.service.wait_s * (costs.server_s[rows[1]] > 0)
+        return self._clock() - np.array([course.heard_s for course in courses]) > _LATE * expected_s
+
     def _apply(self, moves: Mapping[int, int]) -> None:
         given = {}
         with self._news:
@@ -403,6 +417,9 @@ class Steering:
         if given:
             self._events.emit("plan", round=round_, cuts={str(client): cut for client, cut in given.items()})
 
+
+_LATE = 1.5
+"""Expected times of a batch after which a client that is still at it is in doubt (choice)."""
 
 _USUAL_BATCHES = 50
 """R_i of a client of which nobody knows how much data it has (choice); plans depend on the clients' proportions."""
