@@ -170,7 +170,7 @@ def _each(grid: Grid) -> list[tuple[object, ...]]:
 def _shown(grid: Grid, figure: str) -> str:
     interpretation = " `sfsl` is an interpretation." if "sfsl" in grid.algorithms else ""
     return (
-        f"Mean over {len(grid.seeds)} seeds ± half of its 95 % interval (Student's t).{interpretation}\n\n"
+        f"Mean over seeds {', '.join(map(str, grid.seeds))} ± half of its 95 % interval (Student's t).{interpretation}\n\n"
         f"![figure]({figure}.svg)\n"
     )
 

@@ -1,7 +1,6 @@
 """Epoch times: what is kept of them, and tables of them."""
 
 import csv
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -74,8 +73,10 @@ def timings_markdown(timings: Sequence[Timing]) -> str:
     Of uniform cuts the best, the mean and the worst; where there is nothing else, all.
     """
     parts = []
-    for (model, links, dynamics), group in itertools.groupby(by_case(timings).items(), _table_of):
-        cases = dict(group)
+    tables: dict[tuple[str, str, str], dict[Case, Mapping[str, Timing]]] = {}
+    for case, by_name in by_case(timings).items():
+        tables.setdefault((case.model, case.links, case.dynamics), {})[case] = by_name
+    for (model, links, dynamics), cases in tables.items():
         algorithms = dict.fromkeys(name for case in cases.values() for name in case)
         rows = [
             [name, *(mean(case[name].seconds).text(2) if name in case else "" for case in cases.values())]
@@ -104,10 +105,6 @@ def uniform(case: Mapping[str, Timing]) -> list[Timing]:
 
 def _cut(timing: Timing) -> int:
     return cut_of(timing.algorithm) or 0
-
-
-def _table_of(item: tuple[Case, Mapping[str, Timing]]) -> tuple[str, str, str]:
-    return item[0].model, item[0].links, item[0].dynamics
 
 
 def _cut_rows(cases: Sequence[Mapping[str, Timing]]) -> list[list[str]]:

@@ -63,6 +63,14 @@ def test_uniform_cuts_become_best_mean_and_worst():
     assert "| all at 3 | 6.00 |" in timings.timings_markdown(found[1:])
 
 
+def test_a_table_has_all_servers_of_its_conditions():
+    ones = [Case("cnn", "wifi", server, happening) for server in ("medium", "weak") for happening in ("a", "b")]
+    text = timings.timings_markdown([timing("ares", float(n), case=case) for n, case in enumerate(ones)])
+    assert text.count("###") == 2
+    assert "### cnn, wifi, a\n\n| seconds an epoch | server medium | server weak |" in text
+    assert "| ares | 0.00 | 2.00 |" in text
+
+
 def test_the_best_baseline_has_the_least_mean():
     (case,) = cases(ares=(1.0, 9.0), dtfl=(4.0, 4.0), sfsl=(5.0, 5.0), dynsl=(2.0, 3.0)).values()
     assert goals.best_baseline(case).algorithm == "dtfl"
