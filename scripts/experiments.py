@@ -169,8 +169,9 @@ def _each(grid: Grid) -> list[tuple[object, ...]]:
 
 def _shown(grid: Grid, figure: str) -> str:
     interpretation = " `sfsl` is an interpretation." if "sfsl" in grid.algorithms else ""
+    seeds = ", ".join(map(str, grid.seeds))
     return (
-        f"Mean over seeds {', '.join(map(str, grid.seeds))} ± half of its 95 % interval (Student's t).{interpretation}\n\n"
+        f"Mean over seeds {seeds} ± half of its 95 % interval (Student's t).{interpretation}\n\n"
         f"![figure]({figure}.svg)\n"
     )
 

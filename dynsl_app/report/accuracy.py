@@ -1,5 +1,6 @@
 """Accuracy of runs that trained for real: the same bits, or the same within noise, and how soon."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -112,4 +113,6 @@ def _gap(name: str, other: str, labels: Mapping[Label, Sequence[Training]]) -> s
     if name == other:
         return ""
     gap = difference(labels["shared", name], labels["shared", other])
+    if math.isnan(gap.half):  # one seed tells nothing of noise
+        return gap.text(2)
     return f"{gap.text(2)} ({'within' if within_noise(gap) else 'beyond'} noise)"

@@ -136,6 +136,7 @@ def test_noise_is_what_the_interval_says():
     assert accuracy.within_noise(accuracy.difference(near, psl))
     assert not accuracy.within_noise(accuracy.difference(far, psl))
     assert "(beyond noise)" in accuracy.accuracy_markdown([*psl, *far])
+    assert "noise" not in accuracy.accuracy_markdown([psl[0], far[0]])  # of one seed
 
 
 def test_time_to_accuracy_is_the_end_of_the_first_round_that_has_it():
