@@ -8,6 +8,7 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from dynsl_app.report.accuracy import by_label
 from dynsl_app.report.timings import Cases, cut_of, uniform
@@ -41,13 +42,17 @@ def timings_figure(cases: Cases, path: Path) -> None:
             if name in _COLOURS:
                 label = None if name in labelled else name
                 labelled.add(name)
-                axes.plot(fmean(timing.seconds) / usual, place, "o", color=_COLOURS[name], label=label, alpha=0.85)
+                top = 4 if name == "dynsl" else 3
+                axes.plot(fmean(timing.seconds) / usual, place, "o", color=_COLOURS[name], label=label, zorder=top)
     axes.axvline(1, color="#555555", linewidth=0.8)
     axes.set_yticks(range(len(cases)), [str(case) for case in cases])
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("epoch time over the oracle's")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     _save(figure, axes, path)
 
 
