@@ -21,7 +21,7 @@ Time = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True, config=_STRICT)
 class Row:
-    """One thing that happens in every round.
+    """One thing that happens in every round that dynamics are of.
 
     When: ``at``, a fraction of T0 (the epoch that the best fixed cuts would have if nothing happened), or ``at_s``,
     seconds, both from the round's start; until the end of the round, or ``until``, in the same unit.
@@ -76,11 +76,19 @@ class Row:
 
 @dataclass(frozen=True, config=_STRICT)
 class Dynamics:
-    """All that happens in a round; ``file`` is where it was read from."""
+    """All that happens in a round; ``file`` is where it was read from.
+
+    ``rounds``: in which it does, from 1, so that it can come as a surprise; None: in every one.
+    """
 
     name: str = "none"
     file: str | None = None
     rows: list[Row] = field(default_factory=list)
+    rounds: list[Annotated[int, Field(ge=1)]] | None = None
+
+    def happens_in(self, round_: int) -> bool:
+        """Whether it happens in a round, counted from 1."""
+        return self.rounds is None or round_ in self.rounds
 
 
 _READER = RowReader(

@@ -135,10 +135,15 @@ class Oracle:
     ----------
     static
         Whether it plans at the round's start only.
+
+    Attributes
+    ----------
+    world
+        The truth; may be another one between two rounds.
     """
 
     def __init__(self, world: World, clock: Clock, limits: Limits, *, static: bool) -> None:
-        self._world, self._clock, self._limits, self._static = world, clock, limits, static
+        self.world, self._clock, self._limits, self._static = world, clock, limits, static
         self._courses: dict[int, _Present] = {}
         self._start = 0.0
         self._boundary = world.blocks
@@ -151,10 +156,10 @@ class Oracle:
     def initial(self, plan: Plan) -> Plan:
         """The best cuts for the round as things are at its start."""
         self._start, self._boundary = self._clock.now, plan.boundary
-        batches = {client: self._world.clients[client].batches for client in sorted(plan.cuts)}
+        batches = {client: self.world.clients[client].batches for client in sorted(plan.cuts)}
         costs = self._costs(batches, dict.fromkeys(batches, 0), moving=False)
         best = refine(costs, events=4 * EVENTS)
-        self._times = sorted({self._start + happening.at_s for happening in self._world.happenings})
+        self._times = sorted({self._start + happening.at_s for happening in self.world.happenings})
         if self._varies:
             every = best.epoch_s / _LOOKS
             self._times = sorted({*self._times, *(self._start + every * k for k in range(1, 4 * _LOOKS))})
@@ -175,7 +180,7 @@ class Oracle:
     def join(self, plan: Plan, clients: Sequence[int]) -> dict[int, int]:
         """The best cuts for those who come, others as they are."""
         batches = {client: course.batches - course.done for client, course in self._courses.items()}
-        batches |= {client: self._world.clients[client].batches for client in clients}
+        batches |= {client: self.world.clients[client].batches for client in clients}
         batches = dict(sorted(batches.items()))
         cuts = {client: self._courses[client].cut if client in self._courses else 0 for client in batches}
         best = refine(self._costs(batches, cuts, moving=not self._static))
@@ -255,7 +260,7 @@ class Oracle:
 
     def _costs(self, batches: Mapping[int, int], cuts: Mapping[int, int], *, moving: bool) -> Costs:
         return true_costs(
-            self._world,
+            self.world,
             self._clock.now,
             self._start,
             batches,

@@ -16,6 +16,7 @@ from dynsl_app.allocation.limits import Memory, cut_limits
 from dynsl_app.allocation.refine import EVENTS, refine
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.data.source import DataSpec, Source
+from dynsl_app.dynamics import Dynamics
 from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
@@ -178,22 +179,20 @@ class Testbed:
         limits = self._limits(world)
         self.t0_s = best_static_s(world, limits)
         self._truth = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
+        self._quiet = with_happenings(world, settings.fleet, Dynamics(), self.t0_s, settings.seed)
         self._shares = auxiliary_shares(chain, spec, batch)
         self._begin(settings)
 
     def _begin(self, settings: Settings) -> None:
         self._settings = settings
-        self.world = self._truth
-        self._auxiliary: tuple[float, ...] = ()
-        if settings.algorithm.name == "oracle":
-            self.world = dataclasses.replace(self._truth, state_bytes=(0.0,) * self._truth.blocks)
-        elif settings.algorithm.name == "dtfl_localloss":
-            self.world, self._auxiliary = without_gradients(self._truth), self._shares
+        local_loss = settings.algorithm.name == "dtfl_localloss"
+        self._auxiliary: tuple[float, ...] = self._shares if local_loss else ()
+        self.world, self._calm = _as_seen_by(settings, self._truth), _as_seen_by(settings, self._quiet)
         self.book: Book | None = None
         self._driver: Driver | None = None
 
     def alike(self, settings: Settings) -> "Testbed":
-        """The same at its beginning for another algorithm, allocator or number of rounds; phantom runs only.
+        """The same at its beginning for another algorithm, allocator, or rounds (dynamics' too); phantom runs only.
 
         Raises
         ------
@@ -207,6 +206,7 @@ class Testbed:
             algorithm=own.algorithm,
             allocator=own.allocator,
             rounds=own.rounds,
+            dynamics=dataclasses.replace(settings.dynamics, rounds=own.dynamics.rounds),
             server=dataclasses.replace(settings.server, policy=own.server.policy),
         )
         if self._real or same != own or limits != (own.allocator.min_cut, own.allocator.max_cut):
@@ -261,13 +261,16 @@ class Testbed:
         RoundFailed
             No client finished.
         """
-        settings, world = self._settings, self.world
+        settings = self._settings
+        world = self.world if settings.dynamics.happens_in(round_) else self._calm
         if settings.algorithm.name == "oracle_bound":
-            self._bound(round_, events, clock)
+            self._bound(round_, world, events, clock)
             return
         if self._driver is None:
             self._driver = self._make_driver(events, clock)
         driver = self._driver
+        if isinstance(driver, Oracle):
+            driver.world = world
         everybody = make_plan(settings, world.blocks, range(len(world.clients)))
         began = {client: everybody.cuts[client] for client in self._present}
         first = driver.initial(dataclasses.replace(everybody, cuts=began))
@@ -339,13 +342,13 @@ class Testbed:
             seconds=clock.now - start,
         )
 
-    def _bound(self, round_: int, events: EventStream, clock: Clock) -> None:
+    def _bound(self, round_: int, world: World, events: EventStream, clock: Clock) -> None:
         """A round that nobody trains: its epoch is as long as the bound says."""
         # Only here is scipy needed.
         from dynsl_app.testbed.bound import bound_s
 
-        events.emit("round_start", round=round_, clients=[], cuts={}, boundary=self.world.blocks, heads=0)
-        epoch_s = bound_s(self.world, self._present, self._limits(self.world), self.t0_s, clock.now)
+        events.emit("round_start", round=round_, clients=[], cuts={}, boundary=world.blocks, heads=0)
+        epoch_s = bound_s(world, self._present, self._limits(world), self.t0_s, clock.now)
         clock.now += epoch_s
         self.standing.count(round_, epoch_s, 0, 0, 0)
         events.emit(
@@ -435,6 +438,17 @@ def _check(settings: Settings) -> None:
             "evaluation.federated=true: runtime=testbed evaluates on the server's held-out data only; leave it out, or "
             "use runtime=local"
         )
+
+
+def _as_seen_by(settings: Settings, world: World) -> World:
+    """What an algorithm has instead of the truth by its very definition."""
+    match settings.algorithm.name:
+        case "oracle":
+            return dataclasses.replace(world, state_bytes=(0.0,) * world.blocks)
+        case "dtfl_localloss":
+            return without_gradients(world)
+        case _:
+            return world
 
 
 def best_static_s(world: World, limits: Mapping[int, tuple[int, int]]) -> float:

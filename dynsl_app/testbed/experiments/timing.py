@@ -29,8 +29,9 @@ def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case
     """Mean seconds of the rounds that count, by algorithm in the order of tables.
 
     The first round is a start from nothing known and does not count; of ``sfsl`` its warm-up, a round a block, does
-    not. ``uniform`` is every cut, unless the case sets one. Where something happens, ``dynsl`` has
-    variants, too.
+    not. Dynamics come as a surprise: each round that counts is the first one in which they happen, after rounds in
+    which nothing does, unless ``dynamics.rounds`` says otherwise. ``uniform`` is every cut, unless the case sets one.
+    Where something happens, ``dynsl`` has variants, too.
 
     Raises
     ------
@@ -42,9 +43,18 @@ def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case
     found = []
     for label, settings in _runs(first, grid.algorithms, bed.world.blocks):
         counted = settings.rounds if settings.rounds == 1 else first.rounds - 1
-        seconds = bed.alike(check(settings)).epochs()
+        if first.dynamics.rows and first.dynamics.rounds is None:
+            seconds = [_surprised(bed, settings, settings.rounds - later) for later in range(counted)]
+        else:
+            seconds = bed.alike(check(settings)).epochs()
         found.append((case_of(first), label, fmean(seconds[-counted:])))
     return found
+
+
+def _surprised(bed: Testbed, settings: Settings, round_: int) -> float:
+    """The epoch of a round in which dynamics come as a surprise: in those before it nothing happens."""
+    dynamics = dataclasses.replace(settings.dynamics, rounds=[round_])
+    return bed.alike(check(dataclasses.replace(settings, rounds=round_, dynamics=dynamics))).epochs()[-1]
 
 
 def _runs(first: Settings, algorithms: Sequence[str], blocks: int) -> Iterable[tuple[str, Settings]]:
