@@ -11,10 +11,11 @@ When a plan is applied, and what of it:
   back as soon as it may does so after 1, 2, 4, … cool-downs, log2(R / cooldown + 1) times in R batches. It is short,
   because it is counted in batches, and those of a client at the wrong cut are long.
 * **Guard** (ski rental). A move that takes its client longer than one batch waits until what was lost by not moving has
-  reached ``guard`` of the move's time. The account is closed when the plan no longer wants such a move.
+  reached ``guard`` of the move's time. The account is closed when the plan no longer wants such a move. Meanwhile its
+  client stays where it is: a cheap move would leave it half-way, where it has to settle again.
 
-What cool-down and guard forbid is barred before planning. A client that has to settle will be free within a few
-batches: it is planned for as if it were free, so that others need not make up for where it is now, and its move waits.
+What a cool-down forbids is barred before planning. A client that has to settle, or waits for a guard, will be free
+within a few batches: it is planned for as if it were free, so that others need not make up for where it is now.
 The part of a plan that is possible now is applied unless simulation ends it later than today's cuts.
 """
 
@@ -133,9 +134,7 @@ class DynslAllocator:
         cheap = np.ones_like(choices) if costs.move_s is None else costs.move_s <= batch_s[:, None]
         cheap[stuck] = True
         waiting = self._account(now, memories, plan, cheap)
-        if waiting.any():
-            choices[waiting] &= cheap[waiting]
-            plan = self._gainful(_within(costs, choices))
+        free &= ~waiting
 
         recent = self._settings.cooldown
         self._alert = bool(waiting.any()) or any(memory.done - memory.jumped_at < recent for memory in memories)

@@ -277,7 +277,8 @@ class Controller:
         if told.wait_s is None or told.down is None or up is None:
             measured = Measured(told.block_s)
         else:
-            measured = Measured(told.block_s, up, told.down, told.wait_s - held_s)
+            # The client's clock starts when it has sent; the server may have begun before that.
+            measured = Measured(told.block_s, up, told.down, max(0.0, told.wait_s - held_s))
         self._director.measured(session.client, measured)
 
     # -- moves: a command rides on a reply, the first frame of the next generation acknowledges it -----------------
@@ -571,7 +572,7 @@ def _exchange(session: Session, frame: Frame) -> tuple[float, float] | None:
     told = reported(frame)
     if told is None or told.wait_s is None or not math.isfinite(told.wait_s) or frame.batch == 0:
         return None
-    return told.wait_s - session.held_s, session.held_s
+    return max(0.0, told.wait_s - session.held_s), session.held_s
 
 
 def _commanding(session: Session, cut: int | None) -> dict[str, Scalar]:

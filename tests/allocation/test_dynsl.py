@@ -196,10 +196,27 @@ def test_the_guard_starts_anew_when_conditions_recover() -> None:
     assert ask(11) == {0: 1}
 
 
-def test_what_is_cheap_is_done_while_the_rest_waits() -> None:
-    costs = alone(move_s=1.0)
-    costs = replace(costs, move_s=np.array([[15.0, 1.0, 0.0]]))
-    assert allocator().revise(situation(costs)) == {0: 2}
+def test_who_waits_for_a_costly_move_makes_no_cheap_one_on_the_way() -> None:
+    """It would have to settle at half-way, where it gains little, and pay for the rest as well."""
+    subject = allocator()
+    costs = replace(alone(move_s=1.0), move_s=np.array([[15.0, 1.0, 0.0]]))
+    asked = [subject.revise(situation(costs, batches_done=np.array([50 + done]))) for done in range(7)]
+    assert asked == [{}] * 6 + [{0: 1}]
+
+
+def test_others_move_while_one_waits() -> None:
+    two = replace(
+        alone(),
+        names=("7", "8"),
+        batches=np.array([100, 100]),
+        compute_s=np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 6.0]]),
+        transfer_s=np.array([[0.5, 0.5, 0.0]] * 2),
+        allowed=np.ones((2, 3), dtype=bool),
+        current=np.array([3, 3]),
+        move_s=np.array([[15.0, 15.0, 0.0], [1.0, 1.0, 0.0]]),
+        move_bytes=np.array([[15.0, 15.0, 0.0], [1.0, 1.0, 0.0]]),
+    )
+    assert allocator().revise(situation(two)) == {1: 1}
 
 
 def test_a_cut_below_the_floor_is_left_at_once() -> None:

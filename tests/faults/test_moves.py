@@ -28,7 +28,7 @@ class OneMove(Stay):
     def __init__(self, cut: int) -> None:
         self._cut, self._batch = cut, 0
 
-    def opened(self, client: int, batches: int, profile_s: tuple[float, ...] | None) -> None:
+    def opened(self, client: int, batches: int, *told: object) -> None:
         if client == VICTIM:
             self._batch = -1
 
