@@ -40,13 +40,14 @@ TITLES = {
     "throughput": "Links lose nine tenths",
     "growing": "The population doubles",
     "changes": "Background load, leaving and returning, a loaded server",
+    "repeated": "The same changes in every round",
     "uniform_cuts": "One cut for all",
     "shared_head": "Epoch times with a shared head",
 }
 """Experiments that give epoch times."""
 
 OTHERS = ("profiles", "estimates", "accuracy")
-COMPARED = ("static", "static_links", "slowdown", "throughput", "growing", "changes")
+COMPARED = ("static", "static_links", "slowdown", "throughput", "growing", "changes", "repeated")
 
 
 class Run:

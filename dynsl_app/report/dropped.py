@@ -47,7 +47,7 @@ def dropped_csv(found: Sequence[Dropped]) -> str:
 
 _POLICIES = {
     "oracle_static": "stay at the best static cuts",
-    "dynsl between rounds": "dynsl that plans between rounds only: it knows the links of the rounds before",
+    "dynsl between rounds": "dynsl that plans between rounds only",
     "dynsl": "dynsl",
     "dynsl at once": "dynsl that moves without waiting (allocator.guard=0)",
     "fedavg": "fully local from the start, so that links do not matter",

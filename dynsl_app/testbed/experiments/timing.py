@@ -22,16 +22,18 @@ def case_of(settings: Settings) -> Case:
     """The conditions of a run."""
     fleet = settings.fleet
     server = (fleet.server or SERVERS["medium"]).name
-    return Case(settings.model.label, fleet.links or "own", server or "own", settings.dynamics.name)
+    dynamics = settings.dynamics
+    repeated = " in every round" if dynamics.rows and dynamics.rounds is not None else ""
+    return Case(settings.model.label, fleet.links or "own", server or "own", f"{dynamics.name}{repeated}")
 
 
 def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case, str, float]]:
     """Mean seconds of the rounds that count, by algorithm in the order of tables.
 
     The first round is a start from nothing known and does not count; of ``sfsl`` its warm-up, a round a block, does
-    not. Dynamics come as a surprise: each round that counts is the first one in which they happen, after rounds in
-    which nothing does, unless ``dynamics.rounds`` says otherwise. ``uniform`` is every cut, unless the case sets one.
-    Where something happens, ``dynsl`` has variants, too.
+    not. Dynamics come as a surprise: only in the last round, which is the only one that counts, unless
+    ``dynamics.rounds`` says otherwise. ``uniform`` is every cut, unless the case sets one. Where something happens,
+    ``dynsl`` has variants, too.
 
     Raises
     ------
@@ -43,18 +45,13 @@ def time_case(grid: Grid, case: Mapping[str, str], seed: int) -> list[tuple[Case
     found = []
     for label, settings in _runs(first, grid.algorithms, bed.world.blocks):
         counted = settings.rounds if settings.rounds == 1 else first.rounds - 1
-        if first.dynamics.rows and first.dynamics.rounds is None:
-            seconds = [_surprised(bed, settings, settings.rounds - later) for later in range(counted)]
-        else:
-            seconds = bed.alike(check(settings)).epochs()
+        surprise = first.dynamics.rows and first.dynamics.rounds is None
+        if surprise:
+            dynamics = dataclasses.replace(settings.dynamics, rounds=[settings.rounds])
+            settings, counted = dataclasses.replace(settings, dynamics=dynamics), 1
+        seconds = bed.alike(check(settings)).epochs()
         found.append((case_of(first), label, fmean(seconds[-counted:])))
     return found
-
-
-def _surprised(bed: Testbed, settings: Settings, round_: int) -> float:
-    """The epoch of a round in which dynamics come as a surprise: in those before it nothing happens."""
-    dynamics = dataclasses.replace(settings.dynamics, rounds=[round_])
-    return bed.alike(check(dataclasses.replace(settings, rounds=round_, dynamics=dynamics))).epochs()[-1]
 
 
 def _runs(first: Settings, algorithms: Sequence[str], blocks: int) -> Iterable[tuple[str, Settings]]:
@@ -71,7 +68,7 @@ def _runs(first: Settings, algorithms: Sequence[str], blocks: int) -> Iterable[t
             yield name, dataclasses.replace(settings, rounds=blocks + max(1, first.rounds - 1))
         else:
             yield name, settings
-        if name == "dynsl" and first.dynamics.rows:
+        if name == "dynsl" and first.dynamics.rows and first.dynamics.rounds is None:
             links = any(row.link is not None for row in first.dynamics.rows)
             for label, other in _VARIANTS.items():
                 if label == AT_ONCE and not links:  # only a slow link makes a move long
