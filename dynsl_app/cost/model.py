@@ -210,6 +210,28 @@ def energies(
     return joules
 
 
+def move_costs(state_bytes: Floats, current: Ints, up_Bps: Floats, down_Bps: Floats) -> tuple[Floats, Floats]:
+    """M_i(n), seconds, and the bytes of state that a move from the present cut to n carries, (N, L) each.
+
+    A client without a present cut has nothing to move.
+
+    Parameters
+    ----------
+    state_bytes
+        Of each block with its optimizer state, (L,).
+    current
+        Present cuts, (N,); 0 for none.
+    up_Bps, down_Bps
+        Of each client, (N, 1); 0: a dead link.
+    """
+    state = np.concatenate([[0.0], np.cumsum(state_bytes)])
+    # Towards the client if positive.
+    moved: Floats = np.where(current[:, None] > 0, state[1:] - state[current][:, None], 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds: Floats = np.where(moved > 0, moved / down_Bps, np.where(moved < 0, -moved / up_Bps, 0.0))
+    return seconds, np.abs(moved)
+
+
 def allowed_cuts(floor: Ints, ceiling: Ints, blocks: int) -> NDArray[np.bool_]:
     """Which of the cuts 1..L lie from floor to ceiling, (N,) each; bool (N, L)."""
     cut = np.arange(1, blocks + 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dynsl_app.cost.model import Costs, allowed_cuts, energies, shared_times, transfer_times
+from dynsl_app.cost.model import Costs, allowed_cuts, energies, move_costs, shared_times, transfer_times
 from dynsl_app.plan import Power
 from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.estimate import Slowdown
@@ -201,11 +201,7 @@ class Book:
         up, down = np.array(self._sizes.up, dtype=float), np.array(self._sizes.down, dtype=float)
         move_s = move_bytes = None
         if moving:
-            state = np.concatenate([[0.0], np.cumsum(self._sizes.state)])
-            # Towards the client if positive; a client without a cut has nothing to move.
-            moved = np.where(current[:, None] > 0, state[1:] - state[current][:, None], 0.0)
-            move_bytes = np.abs(moved)
-            move_s = np.where(moved > 0, moved / down_Bps, -moved / up_Bps)
+            move_s, move_bytes = move_costs(np.array(self._sizes.state, dtype=float), current, up_Bps, down_Bps)
         # All heads are the same blocks on the same machine, so what is known of one is known of all.
         keys: Sequence[int | None] = range(heads) if heads else [None]
         service = [[self.service.at(key, cut, self._batch) for cut in range(1, blocks)] for key in keys]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dynsl_app.allocation.refine import EVENTS, refine
-from dynsl_app.cost.model import Costs, allowed_cuts, transfer_times
+from dynsl_app.cost.model import Costs, allowed_cuts, move_costs, server_times, transfer_times
 from dynsl_app.cost.queueing import simulate
 from dynsl_app.plan import Plan
 from dynsl_app.server.director import Measured
@@ -63,18 +63,14 @@ def true_costs(
     floor, ceiling = np.array([limits[client] for client in batches], dtype=np.int64).T
     profile = np.cumsum([one.block_s for one in clients], axis=1) + np.array([[one.call_s] for one in clients])
     blocks = world.blocks
-    work = np.array([sum(world.server.block_s[cut:]) for cut in range(1, blocks)])
-    server_s = np.append(state.server * (world.server.call_s + work), 0.0)
+    server_s = state.server * server_times(np.array(world.server.block_s), world.server.call_s)
     rest = np.array(list(batches.values()), dtype=np.int64)
     shared_s = float(server_s[boundary - 1]) if boundary < blocks else 0.0
     with np.errstate(divide="ignore"):
         transfer_s = transfer_times(np.array(world.up_bytes), np.array(world.down_bytes), up_Bps, down_Bps, rtt_s)
-        move_s = move_bytes = None
-        if moving:
-            sizes = np.concatenate([[0.0], np.cumsum(world.state_bytes)])
-            moved = np.where(current[:, None] > 0, sizes[1:] - sizes[current][:, None], 0.0)
-            move_bytes = np.abs(moved)
-            move_s = np.where(moved > 0, moved / down_Bps, np.where(moved < 0, -moved / up_Bps, 0.0))
+    move_s = move_bytes = None
+    if moving:
+        move_s, move_bytes = move_costs(np.array(world.state_bytes), current, up_Bps, down_Bps)
     return Costs(
         names=tuple(str(client) for client in batches),
         batches=rest,
