@@ -75,7 +75,7 @@ class DataSettings:
     params: dict[str, Any] = field(default_factory=dict)
     root: str | None = None
     download: bool = False
-    batch: int = Field(default=8, ge=1)
+    batch: int = Field(default=8, ge=1, le=2**31 - 1)
     limit: int | None = Field(default=None, ge=1)
     partition: Literal["iid", "dirichlet", "shards", "quantity", "local"] = "iid"
     alpha: float = Field(default=0.5, gt=0)

@@ -132,8 +132,13 @@ def _example(path: list[int | str]) -> str:
     return "" if value is None else f", such as [{','.join(map(str, value))}]"
 
 
+def _is_no_setting(part: int | str) -> bool:
+    """What pydantic adds to a location: a type out of several that fit (``int``, ``dict[int,int]``), and ``[key]``."""
+    return part in {"int", "str"} or str(part).startswith(("dict[", "function-", "[key]"))
+
+
 def _explain_one(detail: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
+    key = ".".join(str(part) for part in detail["loc"] if not _is_no_setting(part))
     if detail["type"] == "unexpected_keyword_argument":
         return str(unknown_setting(key))
     if not key:

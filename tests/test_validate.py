@@ -69,6 +69,11 @@ def test_on_and_off_survive_yaml():
         ({"wire": {"tls": True}}, "wire.tls=True: must be 'on' or 'off' (in YAML files, quote"),
         ({"data": {"shape": [3, 32]}}, "data.shape=[3, 32]: needs more values than 2, such as [3,32,32]"),
         ({"faults": 3}, "faults=3: must be a dictionary"),
+        ({"data": {"batch": 10**18}}, "data.batch=1000000000000000000: must be less than or equal to 2147483647"),
+        (
+            {"allocator": {"min_cut": {"a": 2}}},
+            "allocator.min_cut={'a': 2}: must be a valid integer; allocator.min_cut.a=a:",
+        ),
     ],
 )
 def test_a_refusal_names_setting_value_and_what_is_allowed(plain, says):

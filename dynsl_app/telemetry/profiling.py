@@ -77,10 +77,10 @@ def measure(
         raise SettingsError(f"batches={batches}: a profile needs at least one batch that counts")
     probe(chain, spec)
     generator = torch.Generator().manual_seed(_SEED)
-    x = torch.randn(batch, *spec.shape, generator=generator).to(device)
-    y = torch.randint(spec.classes, (batch,), generator=generator).to(device)
     runs: list[dict[int, Phases]] = []
     try:
+        x = torch.randn(batch, *spec.shape, generator=generator).to(device)
+        y = torch.randint(spec.classes, (batch,), generator=generator).to(device)
         blocks = [block.to(device) for block in _copies(chain)]
         traced = trace(blocks, x)
         meter = meter_for(device)

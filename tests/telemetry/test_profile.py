@@ -135,11 +135,12 @@ class TestMeasure:
         with pytest.raises(ModelError, match=r"images of 1×28×28"):
             measure(chain_of("mlp"), DataSpec((1, 28, 28), 10), 4, ADAM, model="mlp")
 
-    def test_a_model_that_does_not_fit_into_memory_is_refused(self, monkeypatch: pytest.MonkeyPatch):
-        def full(*_: Any) -> None:
+    @pytest.mark.parametrize("where", ["dynsl_app.telemetry.profiling.trace", "torch.randn"])
+    def test_a_model_that_does_not_fit_into_memory_is_refused(self, where: str, monkeypatch: pytest.MonkeyPatch):
+        def full(*_: Any, **__: Any) -> None:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
-        monkeypatch.setattr("dynsl_app.telemetry.profiling.trace", full)
+        monkeypatch.setattr(where, full)
         with pytest.raises(ModelError, match=r"mlp with a batch of 4 does not fit .* lower data\.batch"):
             measure(chain_of("mlp"), SPEC, 4, ADAM, model="mlp")
 
