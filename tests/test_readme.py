@@ -71,3 +71,20 @@ def test_the_library_example_trains(
     accuracy, *_ = capsys.readouterr().out.strip().splitlines()[-1].split()
     assert float(accuracy) > 0.8
     assert list((tmp_path / "runs").glob("*/model.safetensors"))
+
+
+def test_the_allocators_defaults_are_the_documented_ones() -> None:
+    rows = re.findall(
+        r"^\| `allocator\.(\w+)` \| `?([\w.]+)`? \|", (ROOT / "docs" / "allocator.md").read_text(), re.MULTILINE
+    )
+    assert {name for name, _ in rows} >= {
+        "mid_epoch",
+        "period",
+        "min_gain",
+        "settle",
+        "cooldown",
+        "guard",
+        "memory_share",
+    }
+    allocator = compose([]).allocator
+    assert dict(rows) == {name: str(getattr(allocator, name)).lower() for name, _ in rows}
