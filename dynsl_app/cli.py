@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dynsl_app.compose import apply, check_overrides, compose, conf_dir, explained
 from dynsl_app.errors import DynslError, Interrupted, SweepError
+from dynsl_app.leaving import leave
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 from dynsl_app.sweep import Record
@@ -46,6 +48,11 @@ def main() -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def command() -> NoReturn:
+    """The installed command: :func:`main`, then the end of the process."""
+    leave(main())
 
 
 def _hydra(arguments: Sequence[str]) -> int:

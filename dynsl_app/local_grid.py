@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dynsl_app.client_app import app as client_app
 from dynsl_app.flower_control import GridControlPlane
+from dynsl_app.leaving import CLIENT_THREAD
 from dynsl_app.run import run
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
@@ -81,7 +82,7 @@ class LocalGrid(Grid):
         ids = []
         for message in messages:
             self._sent += 1
-            ids.append(f"local-{self._sent}")
+            ids.append(f"{CLIENT_THREAD}{self._sent}")
             message.metadata.__dict__["_message_id"] = ids[-1]  # as Flower's grids do: it has no setter
             # Daemon: a client that waits for its server must not keep the process alive after a failure.
             threading.Thread(target=self._handle, args=(message,), name=ids[-1], daemon=True).start()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dynsl_app.compose import compose, split_overrides
 from dynsl_app.errors import DynslError
+from dynsl_app.leaving import leave
 from dynsl_app.local_grid import run_local
 from dynsl_app.report.__main__ import main as report
 from dynsl_app.report.run import Run, read_run
@@ -52,9 +53,12 @@ def main() -> int:
         except DynslError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
         print()
         return report([str(given.story or runs[0].path), "--compare", *(str(run.path) for run in runs)])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -85,6 +85,13 @@ def describe(summary_path: Path) -> str:
     return "\n".join(f"{name:>14}  {text}" for name, text in lines.items())
 
 
+def _interrupted(*_: object) -> None:
+    # An impatient second Ctrl-C would leave behind what is being ended.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("\ninterrupted; ending what was started takes some seconds", file=sys.stderr, flush=True)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Run what the command line says; 0 if the ServerApp completed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,6 +102,8 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     # So that a terminated script ends what it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
 
     home = Path(tempfile.mkdtemp(prefix="dynsl-flower-"))
     try:
@@ -103,6 +112,9 @@ def main() -> int:
             outcome = simulate(home, given.clients, overrides, echo=True)
         else:
             outcome = deploy(home, given.clients, overrides, secure=given.secure, echo=True)
+    except KeyboardInterrupt:
+        print("all that was started has ended", file=sys.stderr)
+        return 130
     finally:
         shutil.rmtree(home, ignore_errors=True)
     if not outcome.completed:

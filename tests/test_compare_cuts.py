@@ -35,3 +35,12 @@ def test_a_run_that_fails_is_an_error(
 ) -> None:
     assert call(monkeypatch, TINY + " server.device=cuda:99") == 1
     assert "server.device=cuda:99" in capsys.readouterr().err
+
+
+def test_interrupting_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare_cuts, "run_local", interrupt)
+    assert call(monkeypatch, TINY) == 130
+    assert capsys.readouterr().err == "interrupted\n"

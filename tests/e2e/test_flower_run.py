@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -115,3 +116,29 @@ def _summary(folder: Path, *, accuracy: float, ended: int) -> None:
     path = folder / "summary.json"
     path.write_text(json.dumps(fields))
     os.utime(path, (ended, ended))
+
+
+def test_interrupting_is_told_at_once_and_cannot_be_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def twice(*_: object, **__: object) -> Outcome:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+        return _DONE
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(flower_run, "simulate", twice)
+    monkeypatch.setattr(sys, "argv", ["flower_run.py", "simulation"])
+    try:
+        assert flower_run.main() == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "interrupted; ending what was started takes some seconds",
+        "all that was started has ended",
+    ]
