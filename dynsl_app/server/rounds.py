@@ -231,7 +231,7 @@ class _Trainer:
             samples=trained.samples,
             clients=len(finished),
             lost=lost,
-            cuts=cuts,
+            cuts={str(client): session.cut for client, session in controller.sessions.items()},
             moves=moves,
             seconds=time.monotonic() - began,
         )
