@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -191,10 +192,21 @@ def main() -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"no experiment {', '.join(unknown)}; there are all, {', '.join(known)}")
-    given.out.mkdir(parents=True, exist_ok=True)
+    if given.seeds is not None and given.seeds < 1:
+        parser.error(f"--seeds {given.seeds}: give 1 or more, or leave it out for all")
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: give 1 or more")
+    if given.cifar is not None and not given.cifar.is_dir():
+        parser.error(f"--cifar {given.cifar}: there is no such folder")
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=given.out):
+            pass
+    except OSError as error:
+        parser.error(f"--out {given.out}: cannot write there ({error.strerror}); choose a writable folder")
     works = {"profiles": profiles, "estimates": watch, "accuracy": train_all}
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
-    pool = ProcessPoolExecutor(max(1, given.jobs), mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"))
     console = Console(stderr=True)
     with pool, Progress(*columns, console=console) as progress:
         run = Run(pool, progress, given)

@@ -62,6 +62,23 @@ def test_an_unknown_experiment_is_refused():
     assert "no experiment statics; there are all, static," in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--seeds", "0"], "--seeds 0: give 1 or more"),
+        (["--seeds", "-1"], "--seeds -1: give 1 or more"),
+        (["--jobs", "0"], "--jobs 0: give 1 or more"),
+        (["--cifar", "/nowhere/cifar"], "--cifar /nowhere/cifar: there is no such folder"),
+        (["--out", "/dev/null/results"], "choose a writable folder"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_runs(script, monkeypatch, capsys, arguments, match):
+    monkeypatch.setattr(sys, "argv", ["experiments.py", "estimates", "--out", "/nowhere/results", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert match in capsys.readouterr().err
+
+
 def test_documents_are_the_tables(script):
     for name in script.TITLES:
         found = timings.read_timings(RESULTS / f"{name}.csv")
