@@ -108,6 +108,15 @@ def _refuse_early(settings: Settings, source: Source, blocks: int) -> dict[int, 
     return {client: own.batches_per_epoch * settings.local_epochs for client, own in enumerate(data)}
 
 
+def nobody_finished(round_: int, reasons: Mapping[int, str]) -> RoundFailed:
+    """The error of a round that lost all clients, who are named together where their reasons are the same."""
+    clients_by_reason: dict[str, list[int]] = {}
+    for client, reason in reasons.items():
+        clients_by_reason.setdefault(reason, []).append(client)
+    told = "; ".join(f"{_named(clients)}: {reason}" for reason, clients in clients_by_reason.items())
+    return RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {told}")
+
+
 def _named(clients: Sequence[int]) -> str:
     """``client 3``, or ``clients 0, 1, 2, … 299 (300 in all)``."""
     if len(clients) == 1:
@@ -197,11 +206,7 @@ class _Trainer:
         lost = sorted(set(clients) - set(finished))
         samples = {client: controller.sessions[client].samples for client in finished}
         if not finished:
-            clients_by_reason: dict[str, list[int]] = {}
-            for client in lost:
-                clients_by_reason.setdefault(controller.sessions[client].reason, []).append(client)
-            reasons = "; ".join(f"{_named(clients)}: {reason}" for reason, clients in clients_by_reason.items())
-            raise RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {reasons}")
+            raise nobody_finished(round_, {client: controller.sessions[client].reason for client in lost})
         self.standing.aggregate(plan, heads, replies, samples, settings)
         traffic = [session.traffic for session in controller.sessions.values()]
         moves = sum(session.generation for session in controller.sessions.values())

@@ -17,7 +17,7 @@ from dynsl_app.allocation.refine import EVENTS, refine
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.data.source import DataSpec, Source
 from dynsl_app.dynamics import Dynamics
-from dynsl_app.errors import RoundFailed, SettingsError
+from dynsl_app.errors import SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
 from dynsl_app.plan import Plan
@@ -28,6 +28,7 @@ from dynsl_app.server.director import Director, Stay
 from dynsl_app.server.folder import RunFolder
 from dynsl_app.server.heads import Heads
 from dynsl_app.server.policies import policy_maker
+from dynsl_app.server.rounds import nobody_finished
 from dynsl_app.server.standing import Standing
 from dynsl_app.server.steering import Steering
 from dynsl_app.settings import Settings
@@ -319,8 +320,7 @@ class Testbed:
         finished = [client for client, course in courses.items() if course.ended_s is not None]
         lost = [client for client, course in courses.items() if course.lost is not None]
         if not finished:
-            reasons = "; ".join(f"client {client}: {courses[client].lost}" for client in lost[:8])
-            raise RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {reasons}")
+            raise nobody_finished(round_, {client: str(courses[client].lost) for client in lost})
         samples = {client: courses[client].samples for client in finished}
         if compute is not None and heads is not None:
             self.standing.aggregate(plan, heads, compute.replies(finished, samples), samples, settings)
