@@ -142,9 +142,9 @@ SERVERS = {name: Server(speed, name=name) for name, speed in (("strong", 8000.0)
 
 
 def _server(plain: object) -> object:
-    if not isinstance(plain, str):
+    if plain is None or isinstance(plain, Mapping | Server):
         return plain
-    if plain not in SERVERS:
+    if not isinstance(plain, str) or plain not in SERVERS:
         raise ValueError(f"there are {', '.join(SERVERS)}; or give speed, workers, call_s, access_Bps of one")
     return SERVERS[plain]
 

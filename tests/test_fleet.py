@@ -138,6 +138,7 @@ def test_a_fleet_can_be_listed_in_the_override() -> None:
         ({"devices": [PI | {"spread": 1}]}, "device 0 (pi): spread=1: must be less than 1"),
         ({"devices": [PI], "server": "big"}, "server='big': there are strong, medium, weak; or give speed"),
         ({"devices": [PI], "server": {"speed": 0}}, "server: speed=0: must be greater than 0"),
+        ({"devices": [PI], "server": -3}, "server=-3: there are strong, medium, weak; or give speed"),
         ({"devices": [PI], "server": {"sped": 1}}, "server: sped is unknown; did you mean speed?"),
         ({"devices": [PI], "reference_gflops": 0}, "reference_gflops=0: must be greater than 0"),
         ({"devices": [PI], "generate": GENERATE}, "devices and changes are listed, and generate would draw others"),

@@ -26,7 +26,7 @@ def require_size(model: str, shape: tuple[int, int, int], minimum: int) -> None:
     if min(height, width) < minimum:
         raise ModelError(
             f"{model} needs images of at least {minimum}×{minimum} and got {channels}×{height}×{width}; set "
-            f"data.resize={minimum} or more"
+            f"data.resize={minimum} or more, or where data are made up, data.shape or testbed.shape"
         )
 
 

@@ -77,7 +77,9 @@ def script(dynamics: Dynamics, people: Population, t0_s: float, seed: int) -> Sc
 
 def _script(rows: Sequence[tuple[str, Row]], people: Population, t0_s: float, seed: int) -> Script:
     if not 0 < t0_s < math.inf:
-        raise SettingsError(f"T0 = {t0_s:g} s: dynamics need the length of an undisturbed epoch, finite and above 0")
+        raise SettingsError(
+            f"an epoch of this fleet takes {t0_s:g} s, so that nothing can be timed; check speeds, rates and batches"
+        )
     clients = people.size * 2 ** sum(row.action == "double" for _, row in rows)
     factors: dict[tuple[int | None, Literal["compute", "link"]], list[_Span]] = {}
     presence: dict[int, list[tuple[float, str, str]]] = {}

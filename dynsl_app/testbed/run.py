@@ -175,6 +175,12 @@ class Testbed:
         world = dataclasses.replace(
             world, compute_jitter=settings.testbed.compute_jitter, link_jitter=settings.testbed.link_jitter
         )
+        happens = settings.dynamics.rounds
+        if happens is not None and not any(round_ <= settings.rounds for round_ in happens):
+            raise SettingsError(
+                f"dynamics.rounds={happens}: there are only {settings.rounds} rounds, so that nothing would happen; "
+                f"choose of 1..{settings.rounds}, or raise rounds"
+            )
         self._present = range(len(world.clients))
         make_plan(settings, world.blocks, self._present)  # refuses cuts that the model has not
         limits = self._limits(world)

@@ -241,6 +241,9 @@ def test_a_round_that_nobody_finishes_is_an_error_with_reasons(tmp_path: Path) -
         (["fleet.devices=[{name: a, compute: 2}]"], "reference"),
         (["clients=3"], "clients"),
         (["clients_per_round=2"], "clients_per_round"),
+        (["dynamics=double", "dynamics.rounds=[9]"], r"dynamics.rounds=\[9\]: there are only 2 rounds"),
+        (["testbed.shape=[3,1,1]"], "testbed.shape"),
+        (["fleet.devices=[{name: a, speed: 1e300}]"], "an epoch of this fleet takes 0 s"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_refused_and_leaves_no_folder(tmp_path: Path, overrides: list[str], match: str) -> None:
