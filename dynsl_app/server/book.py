@@ -136,8 +136,20 @@ class Book:
                 f"client {client}: its profile {list(profile_s)!r:.200} is not {len(self._profile_s)} positive times; "
                 f"the server's own is taken instead"
             )
-        link = LinkEstimate(client, _PRIOR_BPS, _PRIOR_BPS, _PRIOR_RTT_S, self._chunk)
+        known = self._clients.get(client)
+        link = known.link if known else LinkEstimate(client, _PRIOR_BPS, _PRIOR_BPS, _PRIOR_RTT_S, self._chunk)
         self._clients[client] = Client(Slowdown(f"client {client}", profile_s), link, Prober(link))
+
+    def guess(self, client: int) -> None:
+        """Take a client of which nothing is known for a typical one: medians over those that are known."""
+        known = list(self._clients.values())
+        if client in self._clients or not known:
+            return
+        block_s = np.median([one.slowdown.block_s for one in known], axis=0)
+        links = [(one.link.up.value, one.link.down.value, one.link.rtt.value) for one in known]
+        up_Bps, down_Bps, rtt_s = np.median(links, axis=0).tolist()
+        link = LinkEstimate(client, up_Bps, down_Bps, rtt_s, self._chunk)
+        self._clients[client] = Client(Slowdown(f"client {client}", block_s.tolist()), link, Prober(link))
 
     def measured(self, client: int, measured: Measured, batch: float) -> None:
         """Take what a client's frame tells; ``batch`` grows with its batches over the whole run."""

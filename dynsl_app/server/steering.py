@@ -133,17 +133,21 @@ class Steering:
         return Plan(plan.blocks, plan.boundary, chosen, plan.heads)
 
     def join(self, plan: Plan, clients: Sequence[int]) -> dict[int, int]:
-        """The cuts with which clients join a round under way: the plan's own until all of them have been measured.
+        """The cuts with which clients join a round under way: the plan's own until somebody has been measured.
 
-        Those who are there already keep theirs for now; that somebody has joined makes a new plan due.
+        A newcomer is taken for a typical client until it has told of itself. Those who are there already keep their cuts
+        for now; that somebody has joined makes a new plan due.
         """
         with self._news:
-            if not all(client in self._rounds_batches for client in clients):
+            if not self._rounds_batches:
                 within = {client: self._within(client, plan.cuts[client]) for client in clients}
                 self._cuts |= within
                 return within
+            for client in clients:
+                self._book.guess(client)
+            usual = round(sum(self._rounds_batches.values()) / len(self._rounds_batches))
             rest = {client: course.batches - course.done for client, course in self._courses.items()}
-            rest |= {client: self._rounds_batches[client] for client in clients}
+            rest |= {client: self._rounds_batches.get(client, usual) for client in clients}
             batches = {client: rest[client] for client in sorted(rest)}
             cuts = {client: course.target or course.cut for client, course in self._courses.items()}
             costs = self._book.costs(
