@@ -135,7 +135,7 @@ class Steering:
     def join(self, plan: Plan, clients: Sequence[int]) -> dict[int, int]:
         """The cuts with which clients join a round under way: the plan's own until somebody has been measured.
 
-        A newcomer is taken for a typical client until it has told of itself. Those who are there already keep their cuts
+        A newcomer is taken for a typical client until it has told of itself. Those who are there already keep theirs
         for now; that somebody has joined makes a new plan due.
         """
         with self._news:

@@ -94,3 +94,22 @@ def test_energy_is_known_where_all_powers_are() -> None:
     joules = [10 * compute + each for compute, each in zip((0.004, 0.007, 0.009, 0.010), sent, strict=True)]
     np.testing.assert_allclose(two.energy_J, [joules, [2 * each for each in joules]])
     assert known.costs(BATCHES, dict.fromkeys(BATCHES, 1), 4, 1, limits, moving=False).energy_J is None
+
+
+def test_a_newcomer_is_taken_for_a_typical_client_until_it_tells_of_itself() -> None:
+    known = Book(PROFILE_S, BATCH, SIZES, CHUNK)
+    known.guess(7)
+    assert 7 not in known._clients, "of nobody follows nothing"
+    for client, slowness in enumerate((1.0, 3.0, 50.0)):
+        known.introduce(client, [slowness * seconds for seconds in PROFILE_S])
+        for way, Bps in ((known.client(client).link.up, 1e6), (known.client(client).link.down, 1e7)):
+            way.level.value = Bps * slowness
+    known.guess(7)
+    guessed = known.client(7)
+    assert guessed.slowdown.block_s == pytest.approx([3 * seconds for seconds in PROFILE_S])
+    assert (guessed.link.up.value, guessed.link.down.value) == pytest.approx((3e6, 3e7))
+    known.guess(2)
+    assert known.client(2).slowdown.block_s == pytest.approx([50 * seconds for seconds in PROFILE_S])
+    known.introduce(7, PROFILE_S)
+    assert known.client(7).slowdown.block_s == pytest.approx(PROFILE_S)
+    assert known.client(7).link.up.value == pytest.approx(3e6), "its profile says nothing of its link"
