@@ -36,7 +36,7 @@ from dynsl_app.settings import AllocatorSettings
 Bools = NDArray[np.bool_]
 
 _EVENTS = 30_000
-"""Simulated requests that a search may cost: half of what planning at leisure takes, because there may be two."""
+"""Simulated requests that a search in mid-epoch may cost: half of what planning at leisure takes (choice)."""
 
 _LASTING = 20
 """Batches in one place after which a client's earlier moves are not held against it (choice)."""
@@ -126,15 +126,12 @@ class DynslAllocator:
         endless = ~situation.moving & (costs.batches > 0) & np.isinf(costs.c[at_present])
         stuck = endless | (costs.current == 0)
         choices = self._choices(situation, memories, stuck)
-        free = ~situation.moving & (costs.batches > 0) & (stuck | self._settled(situation))
         now = _within(costs, choices)
         plan = self._gainful(now)
-
         batch_s = (costs.cycle_s + costs.server_s)[at_present]
-        cheap = np.ones_like(choices) if costs.move_s is None else costs.move_s <= batch_s[:, None]
-        cheap[stuck] = True
-        waiting = self._account(now, memories, plan, cheap)
-        free &= ~waiting
+        waiting = self._account(now, memories, plan, np.where(stuck, np.inf, batch_s))
+        settled = ~situation.in_doubt & (situation.since_move >= self._settings.settle)
+        free = ~situation.moving & (costs.batches > 0) & (stuck | settled) & ~waiting
 
         recent = self._settings.cooldown
         self._alert = bool(waiting.any()) or any(memory.done - memory.jumped_at < recent for memory in memories)
@@ -142,16 +139,10 @@ class DynslAllocator:
             return {}
         part = np.where(free, plan.cuts, costs.current)
         moves = np.flatnonzero((part != costs.current) & (costs.batches > 0))
-        if not stuck.any() and (part != plan.cuts).any() and len(moves):
-            possible = _within(costs, choices)
-            if simulate(possible, part).epoch_s > simulate(possible, costs.current).epoch_s:
-                return {}
+        partial = len(moves) and (part != plan.cuts).any() and not stuck.any()
+        if partial and simulate(now, part).epoch_s > simulate(now, costs.current).epoch_s:
+            return {}
         return {int(row): int(part[row]) for row in moves}
-
-    def _settled(self, situation: Situation) -> Bools:
-        """Who may be told to move now, (N,)."""
-        settled: Bools = situation.since_move >= self._settings.settle
-        return settled & ~situation.moving & ~situation.in_doubt
 
     def _observe(self, situation: Situation) -> list[_Memory]:
         """Bring the memories up to date, in the order of rows; those who left are forgotten."""
@@ -208,15 +199,18 @@ class DynslAllocator:
         plan = _best(costs, events=_EVENTS)
         return plan if plan.epoch_s < limit_s else None
 
-    def _account(self, costs: Costs, memories: list[_Memory], plan: Refined | None, cheap: Bools) -> Bools:
-        """Whose costly move in the plan has to wait, (N,); what waiting loses is charged with their next batches."""
+    def _account(self, costs: Costs, memories: list[_Memory], plan: Refined | None, cheap_s: Floats) -> Bools:
+        """Whose costly move in the plan has to wait, (N,); what waiting loses is charged with their next batches.
+
+        ``cheap_s``: how long a move of each client may take without waiting, seconds, (N,).
+        """
         rows = np.arange(self._clients)
         costly = np.zeros(self._clients, dtype=bool)
         price_s: Floats = np.zeros(self._clients)
         lost_s = 0.0
         if plan is not None and costs.move_s is not None:
-            costly = (plan.cuts != costs.current) & ~cheap[rows, plan.cuts - 1]
             price_s = costs.move_s[rows, plan.cuts - 1]
+            costly = (plan.cuts != costs.current) & (price_s > cheap_s)
             if costly.any():
                 # What the costly moves together bring, their own time apart.
                 paid = replace(costs, move_s=np.where(costly[:, None], 0.0, costs.move_s))

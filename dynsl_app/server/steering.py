@@ -118,19 +118,8 @@ class Steering:
             if batches is None:
                 within = {client: self._within(client, cut) for client, cut in plan.cuts.items()}
                 return Plan(plan.blocks, plan.boundary, within, plan.heads)
-            costs = self._book.costs(
-                batches,
-                dict.fromkeys(batches, 0),
-                plan.boundary,
-                self._workers,
-                self._limits,
-                moving=False,
-                heads=plan.heads,
-            )
-            last = [self._reports.get(client) for client in batches]
-        cuts = self._allocator.initial(costs, last)
-        chosen = {client: int(cut) for client, cut in zip(batches, cuts, strict=True)}
-        return Plan(plan.blocks, plan.boundary, chosen, plan.heads)
+            costs = self._costs(plan, batches, dict.fromkeys(batches, 0), moving=False)
+        return Plan(plan.blocks, plan.boundary, self._begun(batches, costs), plan.heads)
 
     def join(self, plan: Plan, clients: Sequence[int]) -> dict[int, int]:
         """The cuts with which clients join a round under way: the plan's own until somebody has been measured.
@@ -150,20 +139,24 @@ class Steering:
             rest |= {client: self._rounds_batches.get(client, usual) for client in clients}
             batches = {client: rest[client] for client in sorted(rest)}
             cuts = {client: course.target or course.cut for client, course in self._courses.items()}
-            costs = self._book.costs(
-                batches,
-                {client: cuts.get(client, 0) for client in batches},
-                plan.boundary,
-                self._workers,
-                self._limits,
-                moving=self._mid_epoch,
-                heads=plan.heads,
-            )
-            last = [self._reports.get(client) for client in batches]
-        chosen = dict(zip(batches, self._allocator.initial(costs, last).tolist(), strict=True))
+            present = {client: cuts.get(client, 0) for client in batches}
+            costs = self._costs(plan, batches, present, moving=self._mid_epoch)
+        chosen = self._begun(batches, costs)
+        joined = {client: chosen[client] for client in clients}
         with self._news:
-            self._cuts |= {client: chosen[client] for client in clients}
-        return {client: chosen[client] for client in clients}
+            self._cuts |= joined
+        return joined
+
+    def _costs(self, plan: Plan, batches: Mapping[int, int], cuts: Mapping[int, int], *, moving: bool) -> Costs:
+        return self._book.costs(
+            batches, cuts, plan.boundary, self._workers, self._limits, moving=moving, heads=plan.heads
+        )
+
+    def _begun(self, batches: Mapping[int, int], costs: Costs) -> dict[int, int]:
+        """The allocator's cuts to begin with, by client; planned outside the lock."""
+        with self._news:
+            last = [self._reports.get(client) for client in batches]
+        return dict(zip(batches, self._allocator.initial(costs, last).tolist(), strict=True))
 
     def _within(self, client: int, cut: int) -> int:
         floor, ceiling = self._limits[client]
@@ -378,9 +371,7 @@ class Steering:
         courses = [self._courses[client] for client in clients]
         cuts = {client: course.target or course.cut for client, course in zip(clients, courses, strict=True)}
         batches = {client: course.batches - course.done for client, course in zip(clients, courses, strict=True)}
-        costs = self._book.costs(
-            batches, cuts, plan.boundary, self._workers, self._limits, moving=True, heads=plan.heads
-        )
+        costs = self._costs(plan, batches, cuts, moving=True)
         service = self._book.service.jumps != self._service_jumps
         jumps = [self._book.client(client).jumps for client in clients]
         situation = Situation(

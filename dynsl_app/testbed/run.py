@@ -187,13 +187,14 @@ class Testbed:
         self.t0_s = best_static_s(world, limits)
         self._truth = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
         self._quiet = with_happenings(world, settings.fleet, Dynamics(), self.t0_s, settings.seed)
-        self._shares = auxiliary_shares(chain, spec, batch)
+        self._spec = spec
         self._begin(settings)
 
     def _begin(self, settings: Settings) -> None:
         self._settings = settings
-        local_loss = settings.algorithm.name == "dtfl_localloss"
-        self._auxiliary: tuple[float, ...] = self._shares if local_loss else ()
+        self._auxiliary: tuple[float, ...] = ()
+        if settings.algorithm.name == "dtfl_localloss":
+            self._auxiliary = auxiliary_shares(self.standing.chain, self._spec, self._batch)
         self.world, self._calm = _as_seen_by(settings, self._truth), _as_seen_by(settings, self._quiet)
         self.book: Book | None = None
         self._driver: Driver | None = None
