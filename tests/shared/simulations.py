@@ -7,8 +7,10 @@ from typing import Any
 from dynsl_app.plan import Plan
 from dynsl_app.server.batching import Continuous, Lockstep, Policy
 from dynsl_app.server.director import Measured, Stay
+from dynsl_app.server.steering import Steering
 from dynsl_app.telemetry.events import Event, EventStream
 from dynsl_app.testbed.links import Constant
+from dynsl_app.testbed.oracle import Oracle
 from dynsl_app.testbed.simulate import Clock, Simulation
 from dynsl_app.testbed.world import Client, Happening, Power, RatePath, Server, World
 from dynsl_app.wire.base import Scalar, Transfer
@@ -143,6 +145,31 @@ def sequential(lane: int) -> Policy[int]:
 
 def lockstep(*clients: int) -> Callable[[int], Policy[int]]:
     return lambda lane: Lockstep(clients)
+
+
+def led(
+    world: World, driver: Oracle | Steering, plan: Plan, clock: Clock, events: EventStream
+) -> tuple[Plan, Simulation]:
+    """A round of all clients as a driver plans and revises it: its plan for the start, and the round played."""
+    begun = driver.initial(plan)
+    driver.begin(1, begun)
+    simulation = Simulation(
+        world,
+        begun,
+        range(len(world.clients)),
+        driver,
+        driver,
+        sequential,
+        clock,
+        events,
+        seed=0,
+        round_=1,
+        chunk_bytes=2**20,
+        batch_samples=8,
+    )
+    simulation.run()
+    driver.end()
+    return begun, simulation
 
 
 def play(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulations import led
 
 from dynsl_app.algorithms import make_plan
 from dynsl_app.allocation.dynsl import DynslAllocator
@@ -13,7 +14,6 @@ from dynsl_app.allocation.limits import Memory
 from dynsl_app.compose import compose
 from dynsl_app.errors import RoundFailed
 from dynsl_app.plan import Plan, Power
-from dynsl_app.server.batching import Continuous
 from dynsl_app.server.book import Book, Sizes
 from dynsl_app.server.steering import Steering
 from dynsl_app.settings import AllocatorSettings
@@ -22,7 +22,7 @@ from dynsl_app.testbed.bound import bound_s
 from dynsl_app.testbed.links import Constant, Looped
 from dynsl_app.testbed.oracle import Oracle
 from dynsl_app.testbed.run import run_testbed, simulate_rounds
-from dynsl_app.testbed.simulate import Clock, Simulation
+from dynsl_app.testbed.simulate import Clock
 from dynsl_app.testbed.world import Client, Happening, Server, World
 
 
@@ -190,24 +190,8 @@ def played(world: World, name: str) -> float:
         )
     else:
         driver = Oracle(world, clock, limits, static=name == "oracle_static")
-    plan = driver.initial(Plan(blocks, blocks, dict.fromkeys(everybody, 2)))
-    driver.begin(1, plan)
-    simulation = Simulation(
-        world,
-        plan,
-        everybody,
-        driver,
-        driver,
-        lambda lane: Continuous(1, 2**20),
-        clock,
-        events,
-        seed=0,
-        round_=1,
-        chunk_bytes=2**20,
-        batch_samples=8,
-    )
-    simulation.run()
-    driver.end()
+    plan = Plan(blocks, blocks, dict.fromkeys(everybody, 2))
+    _, simulation = led(world, driver, plan, clock, events)
     return math.inf if any(course.lost for course in simulation.courses.values()) else simulation.epoch_s
 
 

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 import pytest
+from simulations import led
 
 from dynsl_app.plan import Plan, Power
-from dynsl_app.server.batching import Continuous
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.testbed.links import Constant
 from dynsl_app.testbed.oracle import Oracle
@@ -28,23 +28,7 @@ def played(world: World, *, static: bool = False) -> tuple[dict[int, int], Simul
     clients = range(len(world.clients))
     clock, events = Clock(), EventStream([])
     oracle = Oracle(world, clock, dict.fromkeys(clients, (1, 2)), static=static)
-    plan = oracle.initial(Plan(2, 2, dict.fromkeys(clients, 1)))
-    oracle.begin(1, plan)
-    simulation = Simulation(
-        world,
-        plan,
-        clients,
-        oracle,
-        oracle,
-        lambda lane: Continuous(1, 2**20),
-        clock,
-        events,
-        seed=0,
-        round_=1,
-        chunk_bytes=2**20,
-        batch_samples=8,
-    )
-    simulation.run()
+    plan, simulation = led(world, oracle, Plan(2, 2, dict.fromkeys(clients, 1)), clock, events)
     return dict(plan.cuts), simulation
 
 
