@@ -233,11 +233,24 @@ def end_process(process: subprocess.Popen[bytes], patience: float = 15.0) -> Non
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
-    _, alive = psutil.wait_procs(family, timeout=patience)
-    for member in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
+    if not _have_ended(family, patience):
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        _have_ended(family, patience)  # a kill takes effect when the system comes to it
     process.wait()
+
+
+def _have_ended(family: Sequence[psutil.Process], limit: float) -> bool:
+    """Whether all end within ``limit`` seconds. Orphans that nobody has waited for, zombies, count as ended."""
+    return any(not any(_runs(member) for member in family) for _ in _every(0.02, limit))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _every(pause: float, limit: float) -> Iterator[None]:
