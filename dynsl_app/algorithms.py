@@ -37,8 +37,8 @@ class Algorithm:
         Whether the first round's cuts are planned too, from profiles in files; else it begins at ``algorithm.cut``.
     open
         Whether explicit ``heads.count`` and ``heads.boundary`` hold.
-    timing
-        Whether only how long it takes can be had: in the testbed, without tensors.
+    local_loss
+        Whether clients train on losses of their own, and no gradient returns.
     testbed
         Whether it needs the truth, which only the testbed has.
     """
@@ -48,7 +48,7 @@ class Algorithm:
     policies: tuple[Policy, ...] = SHARED_POLICIES
     open: bool = False
     adaptive: bool = False
-    timing: bool = False
+    local_loss: bool = False
     testbed: bool = False
     profiled: bool = False
 
@@ -60,7 +60,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dynsl_profiled": Algorithm(split=True, heads=SEPARATE, open=True, adaptive=True, profiled=True),
     "ares": Algorithm(split=True, heads=SEPARATE, adaptive=True),
     "dtfl": Algorithm(split=True, heads=SEPARATE, adaptive=True),
-    "dtfl_localloss": Algorithm(split=True, heads=SEPARATE, adaptive=True, timing=True),
+    "dtfl_localloss": Algorithm(split=True, heads=SEPARATE, adaptive=True, local_loss=True),
     "sfsl": Algorithm(split=True, heads=SEPARATE, adaptive=True),
     "oracle_static": Algorithm(split=True, heads=SEPARATE, testbed=True),
     "oracle_paid": Algorithm(split=True, heads=SEPARATE, testbed=True),
@@ -215,11 +215,6 @@ def _check_clients(settings: Settings) -> None:
             f"algorithm.cut={settings.algorithm.cut} contradicts algorithm=fedavg, which splits nothing; leave it out"
         )
     name = settings.algorithm.name
-    if ALGORITHMS[name].timing and (settings.runtime != "testbed" or settings.testbed.compute == "real"):
-        raise SettingsError(
-            f"algorithm={name} trains on losses of the clients' own, of which only the timing is built; set "
-            f"runtime=testbed testbed.compute=phantom, or use algorithm=dtfl, which trains with true gradients"
-        )
     if ALGORITHMS[name].testbed and settings.runtime != "testbed":
         raise SettingsError(
             f"algorithm={name} plans from the truth, which only runtime=testbed knows; set that, or use algorithm=dynsl"

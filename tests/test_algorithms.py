@@ -60,7 +60,7 @@ def test_a_plan_fits_the_model_or_is_refused(algorithm, blocks, cut, count, boun
         heads={"count": count, "boundary": boundary},
         telemetry={"profile": "file", "profile_file": "p.json"},
         clients=3,
-        runtime="testbed" if ALGORITHMS[algorithm].testbed or ALGORITHMS[algorithm].timing else "local",
+        runtime="testbed" if ALGORITHMS[algorithm].testbed else "local",
     )
     try:
         plan = make_plan(run, blocks, [0, 1, 2])
@@ -152,11 +152,6 @@ def test_a_cut_that_the_model_has_not_is_refused(groups, blocks, says):
         *(
             ({"algorithm": name}, f"algorithm={name} plans from the truth, which only runtime=testbed knows")
             for name in ("oracle", "oracle_paid", "oracle_static", "oracle_bound")
-        ),
-        ({"algorithm": "dtfl_localloss"}, "or use algorithm=dtfl, which trains with true gradients"),
-        (
-            {"algorithm": "dtfl_localloss", "runtime": "testbed", "testbed": {"compute": "real"}},
-            "or use algorithm=dtfl, which trains with true gradients",
         ),
         (
             {"algorithm": "oracle_bound", "runtime": "testbed", "testbed": {"compute": "real"}},

@@ -17,7 +17,7 @@ ORACLES = ("oracle", "oracle_bound", "oracle_paid", "oracle_static")
 NEEDS = {
     "heads=shared": ["algorithm=uniform"],
     "algorithm=dynsl_profiled": ["telemetry=file", "telemetry.profile_file=p.json"],
-    **{f"algorithm={name}": ["runtime=testbed"] for name in (*ORACLES, "dtfl_localloss")},
+    **{f"algorithm={name}": ["runtime=testbed"] for name in ORACLES},
     **{f"dynamics={file.stem}": ["runtime=testbed"] for file in (CONF / "dynamics").glob("*.yaml")},
 }
 """What some options only make sense with."""

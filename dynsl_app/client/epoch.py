@@ -10,12 +10,12 @@ from torch import Tensor
 from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.client.emulate import emulator_for
 from dynsl_app.client.introduce import Introduction, introduce
-from dynsl_app.client.node import prepare
+from dynsl_app.client.node import head_for, prepare
 from dynsl_app.client.prefix import Prefix
 from dynsl_app.client.stream import Stream, hello
 from dynsl_app.errors import ClientLost, WireError
 from dynsl_app.model.optim import Rate
-from dynsl_app.model.segment import CALM_DOWN, all_finite, count_correct, mean_loss
+from dynsl_app.model.segment import CALM_DOWN, Members, all_finite, count_correct, mean_loss
 from dynsl_app.orders import TrainOrder, TrainReply
 from dynsl_app.plan import BatchKey
 from dynsl_app.settings import NodeSettings
@@ -42,9 +42,9 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
     told = introduce(settings, node, order.client, chain, spec, emulator) if order.profile else Introduction()
     meter = meter_for(node.device) if ALGORITHMS[settings.algorithm.name].adaptive else None
     observer = meter if emulator is None else emulator.around(meter)
-    prefix = Prefix(chain, order.cut, settings.optimizer, node.device, observer)
-    prefix.segment.load_weights(order.weights)
-    prefix.segment.load_optimizer_state(order.optimizer)
+    head = head_for(settings, chain, spec, order.cut)
+    prefix = Prefix(chain, order.cut, settings.optimizer, node.device, observer, head)
+    prefix.load(order.weights, order.optimizer)
 
     transport = make_transport(settings.wire)
     batches = data.batches_per_epoch * settings.local_epochs
@@ -68,8 +68,8 @@ def train(order: TrainOrder, node: NodeSettings) -> TrainReply:
         client=order.client,
         round=order.round,
         cut=prefix.cut,
-        weights={name: value.cpu() for name, value in prefix.segment.weights().items()},
-        optimizer=prefix.segment.optimizer_state() if settings.optimizer.persist == "run" else {},
+        weights={name: value.cpu() for name, value in prefix.weights().items()},
+        optimizer=prefix.optimizer_state() if settings.optimizer.persist == "run" else {},
         samples=run.samples,
         metrics={"seconds": time.monotonic() - started, "wait_s": run.wait_s},
         device=sampler.sample(),
@@ -103,8 +103,14 @@ class _Round:
     def train(self, x: Tensor, y: Tensor) -> None:
         """Train on one batch, wherever the blocks are."""
         self._exchanged = 0.0, None
-        reply = self._local_batch(x, y) if self._prefix.whole else self._split_batch(x, y)
-        self._prefix.segment.step(self._rate.at(self._order.round, self.batch))
+        reply: Frame | None = None
+        if self._prefix.whole:
+            reply = self._local_batch(x, y)
+        elif self._prefix.alone:
+            self._lone_batch(x, y)
+        else:
+            reply = self._split_batch(x, y)
+        self._prefix.step(self._rate.at(self._order.round, self.batch))
         self._report = report(self._meter.take() if self._meter else {}, *self._exchanged)
         self.samples += len(y)
         self.batch += 1
@@ -121,11 +127,7 @@ class _Round:
     def _split_batch(self, x: Tensor, y: Tensor) -> Frame:
         """Forward to the cut, exchange activation for gradient, backward."""
         top = self._forward(x, len(y))
-        # Blocks that went to the server go with the first activation that needs them there. They stay in this frame
-        # until it is answered, which acknowledges the move; a lost connection sends it again.
-        given, self._given = self._given, {}
-        tensors = {"activation": top.detach().to("cpu"), "target": y, **self._report.tensors, **given}
-        self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
+        self._send_activation(top, y)
         reply = self._exchange()
         gradient = reply.tensors.get("gradient")
         if gradient is None or gradient.shape != top.shape or gradient.dtype != top.dtype:
@@ -133,8 +135,27 @@ class _Round:
                 f"client {self._order.client}, batch {self.batch}: the server's gradient does not fit the activation "
                 f"{top.dtype}{list(top.shape)}; both sides must run the same version"
             )
-        self._prefix.segment.backward(top, gradient.to(top.device))
+        self._prefix.backward(top, gradient.to(top.device))
         return reply
+
+    def _lone_batch(self, x: Tensor, y: Tensor) -> None:
+        """Forward to the cut, send the activation, and train on a loss of its own; no gradient returns.
+
+        The answer is read before the next activation is sent, so that one batch at most waits at the server.
+        """
+        top = self._forward(x, len(y))
+        if self._unread is not None:
+            self._answer(self._unread)
+        self._send_activation(top, y)
+        self._unread = self.batch
+        self._prefix.backward_alone(top, y, self._members(len(y)))
+
+    def _send_activation(self, top: Tensor, y: Tensor) -> None:
+        # Blocks that went to the server go with the first activation that needs them there. They stay in this frame
+        # until it is answered, which acknowledges the move; a lost connection sends it again.
+        given, self._given = self._given, {}
+        tensors = {"activation": top.detach().to("cpu"), "target": y, **self._report.tensors, **given}
+        self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
 
     def _local_batch(self, x: Tensor, y: Tensor) -> Frame | None:
         """Forward and backward through the whole model; tell the progress, and read the answer one batch later.
@@ -146,7 +167,7 @@ class _Round:
         loss = mean_loss(logits, target)
         if not all_finite(loss):
             raise ClientLost(f"client {self._order.client}, batch {self.batch}: its loss is not finite; {CALM_DOWN}")
-        self._prefix.segment.backward(loss)
+        self._prefix.backward(loss)
         reply = None if self._unread is None else self._answer(self._unread)
         told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
         meta = {**self._report.meta, **told}
@@ -174,8 +195,10 @@ class _Round:
         return self._noise[:size]
 
     def _forward(self, x: Tensor, size: int) -> Tensor:
-        key = BatchKey(self._order.settings.seed, self._order.client, self._order.round, self.batch)
-        return self._prefix.forward(x, [(key, size)])
+        return self._prefix.forward(x, self._members(size))
+
+    def _members(self, size: int) -> Members:
+        return [(BatchKey(self._order.settings.seed, self._order.client, self._order.round, self.batch), size)]
 
     def _answer(self, batch: int) -> Frame:
         waiting = time.monotonic()

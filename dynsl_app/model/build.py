@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import torch
@@ -57,12 +58,19 @@ def build_plain(settings: ModelSettings, spec: DataSpec, seed: int, allow: froze
     return _build(settings, spec, seed, allow)[0]
 
 
+@contextmanager
+def initialising(seed: int) -> Iterator[None]:
+    """Within, torch's own initialisation draws from a generator with this seed, whatever other threads do."""
+    with _INITIALISING, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 def _build(settings: ModelSettings, spec: DataSpec, seed: int, allow: frozenset[str]) -> tuple[nn.Module, Chain]:
     label = settings.label
     builder, split = _architecture(settings, allow)
     arguments = _arguments(builder, settings, spec, label)
-    with _INITIALISING, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, "weights"))
+    with initialising(derive_seed(seed, "weights")):
         try:
             plain = builder(**arguments)
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:

@@ -6,7 +6,7 @@ no sockets; whoever measures tells it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,10 @@ _PRIOR_BPS, _PRIOR_RTT_S = 12.5e6, 2e-3
 """A link of which nothing is known: 100 Mbit/s each way, 2 ms (choice)."""
 
 
+FRAME_BYTES = 512
+"""Of a batch's frame besides its tensors: head, description, what the client tells (measured, rounded up)."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Bytes by cut 1..L for one batch, and by block 1..L for a move.
@@ -42,9 +46,9 @@ class Sizes:
     down: tuple[int, ...]
     state: tuple[int, ...]
 
-
-_FRAME_BYTES = 512
-"""Of a batch's frame besides its tensors: head, description, what the client tells (measured, rounded up)."""
+    def without_gradients(self) -> "Sizes":
+        """Where clients train on losses of their own: an acknowledgement returns."""
+        return replace(self, down=(*[FRAME_BYTES] * (len(self.down) - 1), 0))
 
 
 def batch_sizes(activations: Sequence[int], state: Sequence[int], batch: int) -> Sizes:
@@ -61,8 +65,8 @@ def batch_sizes(activations: Sequence[int], state: Sequence[int], batch: int) ->
     """
     cut = activations[:-1]
     return Sizes(
-        up=(*(size + 8 * batch + _FRAME_BYTES for size in cut), 0),
-        down=(*(size + _FRAME_BYTES for size in cut), 0),
+        up=(*(size + 8 * batch + FRAME_BYTES for size in cut), 0),
+        down=(*(size + FRAME_BYTES for size in cut), 0),
         state=tuple(state),
     )
 

@@ -450,11 +450,11 @@ class Controller:
 
     def _reply(self, work: Work, result: Result, cut: int | None) -> None:
         session = self.sessions[work.key.client]
-        tensors = {"gradient": result.gradient}
+        tensors = {} if result.gradient is None else {"gradient": result.gradient}
         if cut is not None and self._is_pull(session.client, cut):
             tensors.update(self._heads.export(session.client, cut))
         reply = Frame(
-            Kind.GRADIENT,
+            Kind.ACK if result.gradient is None else Kind.GRADIENT,
             session.client,
             self._round,
             work.key.batch,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dynsl_app.algorithms import ALGORITHMS
 from dynsl_app.errors import ModelError
 from dynsl_app.model.chain import Block, Chain
 from dynsl_app.model.segment import CALM_DOWN, Entry, Members, Segment, all_finite, count_correct, mean_loss
@@ -36,9 +37,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """What goes back to the client: gradient at the cut (as the activation), mean loss, correct predictions."""
+    """What goes back to the client: gradient at the cut (as the activation), mean loss, correct predictions.
 
-    gradient: Tensor
+    Without gradient where clients train on losses of their own.
+    """
+
+    gradient: Tensor | None
     loss: float
     correct: int
 
@@ -82,6 +86,7 @@ class Heads:
     ) -> None:
         self._chain, self._plan, self._settings = chain, plan, settings
         self._device = settings.server.device
+        self._returns = not ALGORITHMS[settings.algorithm.name].local_loss
         self._private: dict[int, Segment] = {}
         self._cuts = dict(plan.cuts)
         self._shared: list[Segment] = []
@@ -211,12 +216,13 @@ class Heads:
         return alone or suspects
 
     def _run(self, works: Sequence[Work]) -> list[Result]:
-        entries = [Entry(work.activation.to(self._device)) for work in works]
+        inputs = [work.activation.to(self._device) for work in works]
+        entries = [Entry(activation) for activation in inputs] if self._returns else []
         targets = [work.target.to(self._device) for work in works]
         members = [(work.key, len(work.target)) for work in works]
         tops = [
-            self._private[work.key.client].forward(entry.tensor, [member])
-            for work, entry, member in zip(works, entries, members, strict=True)
+            self._private[work.key.client].forward(x, [member])
+            for work, x, member in zip(works, [entry.tensor for entry in entries] or inputs, members, strict=True)
         ]
         head = self._plan.head_of(works[0].key.client)
         if head is None:
@@ -228,9 +234,10 @@ class Heads:
             logits, losses = self._joint(self._shared[head], tops, targets, members)
         gradients = [entry.gradient for entry in entries if entry.gradient is not None]
         _require(gradients, "gradient at the cut")
+        returned = [gradient.to("cpu") for gradient in gradients] if self._returns else [None] * len(works)
         return [
-            Result(gradient.to("cpu"), float(loss.detach()), count_correct(part, target))
-            for gradient, loss, part, target in zip(gradients, losses, logits, targets, strict=True)
+            Result(gradient, float(loss.detach()), count_correct(part, target))
+            for gradient, loss, part, target in zip(returned, losses, logits, targets, strict=True)
         ]
 
     def _joint(

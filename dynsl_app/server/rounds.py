@@ -13,6 +13,7 @@ from dynsl_app.data.source import Source
 from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
+from dynsl_app.model.local_head import local_heads
 from dynsl_app.model.probe import probe
 from dynsl_app.model.segment import CALM_DOWN
 from dynsl_app.orders import EvaluateOrder, EvaluateReply, Failure, TrainOrder, TrainReply
@@ -146,6 +147,8 @@ class _Trainer:
         self._cut_shapes = probe(chain, source.spec)
         batches = _refuse_early(settings, source, len(chain))
         self.standing = Standing(chain)
+        if ALGORITHMS[settings.algorithm.name].local_loss:
+            self.standing.local_heads = local_heads(self._cut_shapes, source.spec.classes, settings.seed)
         if start is not None:
             self.standing.restore(start)
         self._director: Director = Stay()

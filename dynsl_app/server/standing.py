@@ -32,6 +32,8 @@ class Standing:
     optimizers, head_optimizers
         With ``optimizer.persist=run``: state of a client's private blocks, wherever they were, by client; and of the
         shared heads, by head.
+    local_heads
+        Where clients train on losses of their own: weights of the classifiers at their cuts, by cut.
     batchnorms
         With ``server.batchnorm=local``: a client's own BatchNorm parameters and statistics of its private blocks.
     """
@@ -41,6 +43,7 @@ class Standing:
     optimizers: dict[int, Tensors] = field(default_factory=dict)
     head_optimizers: dict[int, Tensors] = field(default_factory=dict)
     batchnorms: dict[int, Tensors] = field(default_factory=dict)
+    local_heads: dict[int, Tensors] = field(default_factory=dict)
     epoch_s: list[float] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -49,14 +52,18 @@ class Standing:
     score: Score = field(default_factory=lambda: Score(0, 0, 0.0))
 
     def weights(self, client: int, low: int, high: int) -> dict[str, Tensor]:
-        """What the client starts with in blocks low+1..high: the merged model, and what is its own."""
+        """What the client starts with in blocks low+1..high: the merged model, and what is its own.
+
+        And in the classifier at a cut ``high``, if there are any.
+        """
         own = self.batchnorms.get(client, {})
         merged = {name: value for block in self.chain.span(low, high) for name, value in block_weights(block).items()}
-        return {name: own.get(name, value) for name, value in merged.items()}
+        return {name: own.get(name, value) for name, value in merged.items()} | dict(self.local_heads.get(high, {}))
 
     def optimizer(self, client: int, low: int, high: int) -> dict[str, Tensor]:
         """The client's optimizer state that persists, for blocks low+1..high."""
         names = {name for block in self.chain.span(low, high) for name, _ in block.named_parameters_global()}
+        names |= self.local_heads.get(high, {}).keys()
         return {
             path: value for path, value in self.optimizers.get(client, {}).items() if path.rpartition("/")[0] in names
         }
@@ -65,10 +72,7 @@ class Standing:
         """Why a reply's weights cannot be used for blocks 1..cut; None if they can."""
         if reply.cut != cut:
             return f"its reply holds blocks 1..{reply.cut}, but its cut was {cut} at the end"
-        expected = {
-            name: value for block in self.chain.span(0, reply.cut) for name, value in block_weights(block).items()
-        }
-        for name, value in expected.items():
+        for name, value in self.weights(reply.client, 0, reply.cut).items():
             sent = reply.weights.get(name)
             if sent is None or sent.shape != value.shape or sent.dtype != value.dtype:
                 form = f"{value.dtype}{list(value.shape)}"
@@ -117,6 +121,12 @@ class Standing:
         for block in self.chain.span(0, len(self.chain)):
             for name, own in block_weights(block).items():
                 own.copy_(merged[name])
+        for cut, before in self.local_heads.items():
+            trained = [client for client in sorted(samples) if replies[client].cut == cut]
+            if trained:
+                self.local_heads[cut] = average(
+                    [(samples[one], {name: replies[one].weights[name] for name in before}) for one in trained]
+                )
 
     def count(self, round_: int, epoch_s: float, bytes_up: int, bytes_down: int, moves: int) -> None:
         """Note a completed round."""
@@ -130,6 +140,7 @@ class Standing:
         """As a value to save."""
         states = {f"client/{client}/optimizer": state for client, state in self.optimizers.items()}
         states |= {f"head/{head}/optimizer": state for head, state in self.head_optimizers.items()}
+        states |= {f"cut/{cut}/local_head": weights for cut, weights in self.local_heads.items()}
         states |= {f"client/{client}/batchnorm": state for client, state in self.batchnorms.items()}
         meta = {
             "epoch_s": self.epoch_s,

@@ -447,6 +447,8 @@ def make_steering(
     profile = measure(chain, spec, batch, settings.optimizer, model=model, device=settings.server.device)
     activations = [shape.bytes_per_sample * batch for shape in cut_shapes]
     sizes = batch_sizes(activations, [block.state_bytes for block in profile.blocks], batch)
+    if ALGORITHMS[settings.algorithm.name].local_loss:
+        sizes = sizes.without_gradients()
     fleet = settings.fleet
     powers = {client: fleet.power(client) for client in range(settings.clients)} if fleet.devices else {}
     book = Book(profile.block_s, batch, sizes, settings.wire.chunk_bytes, powers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dynsl_app.client.node import prepare
+from dynsl_app.client.node import head_for, prepare
 from dynsl_app.client.prefix import Prefix
 from dynsl_app.data.loader import ClientData
 from dynsl_app.model.optim import Rate
@@ -47,11 +47,15 @@ class RealCompute:
             return
         settings, standing = self._settings, self._standing
         node = NodeSettings(partition_id=client, num_partitions=settings.clients)
-        _, data, chain = prepare(settings, node, client)
+        spec, data, chain = prepare(settings, node, client)
         planned = self._plan.cuts[client]
-        prefix = Prefix(chain, planned, settings.optimizer)
-        prefix.segment.load_weights(standing.weights(client, 0, planned))
-        prefix.segment.load_optimizer_state(standing.optimizer(client, 0, planned))
+        # Blocks begin where they were planned to be; a classifier at the cut, if it has one, where it joins.
+        prefix = Prefix(chain, planned, settings.optimizer, head=head_for(settings, chain, spec, cut))
+        both = planned, cut
+        prefix.load(
+            {name: value for n in both for name, value in standing.weights(client, 0, n).items()},
+            {path: value for n in both for path, value in standing.optimizer(client, 0, n).items()},
+        )
         self._heads.open(client, standing.batchnorms.get(client, {}), standing.optimizers.get(client, {}))
         rate = Rate(settings.optimizer, data.batches_per_epoch, settings.local_epochs, settings.rounds)
         self._devices[client] = _Device(prefix, _batches(data, self._round, settings.local_epochs), rate)
@@ -91,11 +95,17 @@ class RealCompute:
         """A client's backward and step."""
         torch.set_num_threads(self._settings.threads)
         device = self._devices[client]
+        prefix = device.prefix
         assert device.top is not None
-        assert device.gradient is not None
-        device.prefix.segment.backward(device.top, device.gradient)
-        device.prefix.segment.step(device.rate.at(self._round, batch))
-        device.top = device.gradient = None
+        if prefix.alone:
+            assert device.target is not None
+            prefix.backward_alone(device.top, device.target, [(self._key(client, batch), len(device.target))])
+            device.top = device.top.detach()  # the server may not have seen it yet
+        else:
+            assert device.gradient is not None
+            prefix.backward(device.top, device.gradient)
+            device.top = device.gradient = None
+        prefix.step(device.rate.at(self._round, batch))
 
     def local(self, client: int, batch: int) -> tuple[int, float, int] | str:
         """A batch of a fully local client."""
@@ -106,8 +116,8 @@ class RealCompute:
         loss = mean_loss(logits, target)
         if not all_finite(loss):
             return f"batch {batch}: its loss is not finite; {CALM_DOWN}"
-        device.prefix.segment.backward(loss)
-        device.prefix.segment.step(device.rate.at(self._round, batch))
+        device.prefix.backward(loss)
+        device.prefix.step(device.rate.at(self._round, batch))
         return len(target), float(loss.detach()), count_correct(logits, target)
 
     def move(self, client: int, cut: int) -> None:
@@ -127,8 +137,8 @@ class RealCompute:
                 client=client,
                 round=self._round,
                 cut=prefix.cut,
-                weights=prefix.segment.weights(),
-                optimizer=prefix.segment.optimizer_state() if persist else {},
+                weights=prefix.weights(),
+                optimizer=prefix.optimizer_state() if persist else {},
                 samples=samples[client],
                 metrics={},
             )

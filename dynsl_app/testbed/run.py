@@ -20,9 +20,10 @@ from dynsl_app.dynamics import Dynamics
 from dynsl_app.errors import SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
+from dynsl_app.model.local_head import local_heads
+from dynsl_app.model.probe import probe
 from dynsl_app.plan import Plan
 from dynsl_app.seeds import derive_seed
-from dynsl_app.server.batching import Continuous
 from dynsl_app.server.book import Book, Sizes
 from dynsl_app.server.director import Director, Stay
 from dynsl_app.server.folder import RunFolder
@@ -40,7 +41,7 @@ from dynsl_app.telemetry.profiling import from_flops
 from dynsl_app.telemetry.sinks.factory import make_sinks
 from dynsl_app.testbed.compute import RealCompute
 from dynsl_app.testbed.dynamics import with_happenings
-from dynsl_app.testbed.local_loss import LocalLoss, auxiliary_shares, without_gradients
+from dynsl_app.testbed.local_loss import LocalLoss, classifier_shares, without_gradients
 from dynsl_app.testbed.make_world import make_world
 from dynsl_app.testbed.oracle import Oracle, true_costs
 from dynsl_app.testbed.simulate import Clock, Course, Simulation
@@ -192,9 +193,12 @@ class Testbed:
 
     def _begin(self, settings: Settings) -> None:
         self._settings = settings
-        self._auxiliary: tuple[float, ...] = ()
-        if settings.algorithm.name == "dtfl_localloss":
-            self._auxiliary = auxiliary_shares(self.standing.chain, self._spec, self._batch)
+        self._classifiers: tuple[float, ...] = ()
+        if ALGORITHMS[settings.algorithm.name].local_loss:
+            if self._real:
+                shapes = probe(self.standing.chain, self._spec)
+                self.standing.local_heads = local_heads(shapes, self._spec.classes, settings.seed)
+            self._classifiers = classifier_shares(self.standing.chain, self._spec, self._batch)
         self.world, self._calm = _as_seen_by(settings, self._truth), _as_seen_by(settings, self._quiet)
         self.book: Book | None = None
         self._driver: Driver | None = None
@@ -298,15 +302,14 @@ class Testbed:
             compute = RealCompute(settings, plan, round_, self.standing, heads)
         start = clock.now
         driver.begin(round_, plan)
-        kind = LocalLoss if self._auxiliary else Simulation
+        kind = LocalLoss if self._classifiers else Simulation
         simulation = kind(
             world,
             plan,
             self._present,
             driver,
             driver,
-            # Its batches train one copy one after the other, though several of them may wait.
-            (lambda lane: Continuous(1, 2**60)) if self._auxiliary else policy_maker(settings, plan, round_),
+            policy_maker(settings, plan, round_),
             clock,
             events,
             seed=settings.seed,
@@ -320,7 +323,7 @@ class Testbed:
             compute=compute,
         )
         if isinstance(simulation, LocalLoss):
-            simulation.auxiliary = self._auxiliary
+            simulation.classifiers = self._classifiers
         simulation.run()
         driver.end()
         courses = simulation.courses
@@ -449,13 +452,10 @@ def _check(settings: Settings) -> None:
 
 def _as_seen_by(settings: Settings, world: World) -> World:
     """What an algorithm has instead of the truth by its very definition."""
-    match settings.algorithm.name:
-        case "oracle":
-            return dataclasses.replace(world, state_bytes=(0.0,) * world.blocks)
-        case "dtfl_localloss":
-            return without_gradients(world)
-        case _:
-            return world
+    name = settings.algorithm.name
+    if name == "oracle":
+        return dataclasses.replace(world, state_bytes=(0.0,) * world.blocks)
+    return without_gradients(world) if ALGORITHMS[name].local_loss else world
 
 
 def best_static_s(world: World, limits: Mapping[int, tuple[int, int]]) -> float:

@@ -136,11 +136,16 @@ class Course:
     told_s: float = 0.0
     # Measured of the batch before, for the next frame.
     news: Measured | None = None
-    # Of the batch under way; its samples are known once it is computed.
-    size: int = 0
+    # Of the batch under way.
     jitter: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     slowness: float = 1.0
     compute_s: float = 0.0
+    # Of the batch that was sent last: its number, the server's luck with it, what its frame tells of the one before,
+    # its samples once they are computed.
+    sent: int = 0
+    luck: float = 1.0
+    told_news: Measured | None = None
+    size: int = 0
     sent_s: float = 0.0
     up: Transfer | None = None
     down: Transfer | None = None
@@ -352,7 +357,8 @@ class Simulation:
         """Forward is done: activation and state go up."""
         if self._compute is not None:
             self._compute.forward(course.client, course.batch)
-        course.sent_s = self._clock.now
+        course.sent_s, course.sent, course.luck = self._clock.now, course.batch, course.jitter[3]
+        course.told_news, course.news = course.news, None
         size = self._world.up_bytes[course.cut - 1] + course.given
         course.given = 0.0
         course.bytes_up += size
@@ -483,11 +489,11 @@ class Simulation:
 
     def _arrive(self, course: Course) -> None:
         """An activation has come."""
-        self._heard(course, course.news)
+        self._heard(course, course.told_news)
         assert course.up is not None
         self._director.arrived(course.client, course.up)
         now, client = self._clock.now, course.client
-        self._scheduler.add(Request(client, course.batch, course.lane, course.up.bytes, now, client))
+        self._scheduler.add(Request(client, course.sent, course.lane, course.up.bytes, now, client))
         self._dispatch()
 
     def _progress(self, course: Course, news: Measured | None, loss: float | None, correct: int | None) -> None:
@@ -546,7 +552,7 @@ class Simulation:
     def _serve(self, group: Group[int]) -> None:
         started = self._clock.now
         members = [self.courses[request.client] for request in group]
-        work_s = sum(self._work[course.cut] * course.jitter[3] for course in members)
+        work_s = sum(self._work[course.cut] * course.luck for course in members)
         service_s = self._server_slowdown * (self._world.server.call_s + work_s)
         arrived = min(request.arrived for request in group)
         served = partial(self._served, members, started - arrived, service_s)
@@ -566,7 +572,7 @@ class Simulation:
                 self._reply(course)
             head = self._plan.head_of(trained[0].client)
             self._director.served(head, entries, self._noisy(service_s), wait_s)
-            batches = [[course.client, course.batch, course.size] for course in trained]
+            batches = [[course.client, course.sent, course.size] for course in trained]
             fields |= {"wait_s": wait_s, "service_s": service_s}
             self._events.emit("step", round=self._round, head=head, members=batches, **fields)
         self._dispatch()
@@ -577,7 +583,7 @@ class Simulation:
             return members, {"loss": None, "correct": None}
         trained: list[Course] = []
         loss_sum, samples, correct = 0.0, 0, 0
-        results = self._compute.serve([(course.client, course.batch) for course in members])
+        results = self._compute.serve([(course.client, course.sent) for course in members])
         for course, result in zip(members, results, strict=True):
             if isinstance(result, str):
                 self._lose(course, result)

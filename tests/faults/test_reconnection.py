@@ -18,6 +18,7 @@ HEADS = {
     "separate": ["algorithm=splitfed_v1"],
     "shared": ["algorithm=psl"],
     "fully local": ["algorithm=fedavg"],
+    "own losses": ["algorithm=dtfl_localloss", "allocator.min_cut=2", "allocator.max_cut=2"],
 }
 
 
@@ -69,8 +70,18 @@ LOCAL_PLACES: dict[str, list[tuple[str, Kind, int]]] = {
     "progress lost": [("before", Kind.PROGRESS, 1)],
     "acknowledgements lost": [("lose", Kind.ACK, 0), ("lose", Kind.ACK, 3), ("lose", Kind.ACK, 4)],
 }
+ALONE_PLACES: dict[str, list[tuple[str, Kind, int]]] = {
+    "uploads lost": [("before", Kind.ACTIVATION, 0), ("before", Kind.ACTIVATION, 3)],
+    "acknowledgements lost": [
+        ("lose", Kind.ACK, 0),
+        ("lose", Kind.ACK, 1),
+        ("lose", Kind.ACK, 3),
+        ("lose", Kind.ACK, 4),
+    ],
+}
 CASES = [(heads, where, places) for heads in ("separate", "shared") for where, places in PLACES.items()]
 CASES += [("fully local", where, places) for where, places in LOCAL_PLACES.items()]
+CASES += [("own losses", where, places) for where, places in ALONE_PLACES.items()]
 
 
 @pytest.mark.parametrize("wire", WIRES)

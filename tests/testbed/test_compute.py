@@ -78,6 +78,14 @@ def test_separate_heads(both: Callable[..., tuple[RunFolder, RunFolder]], model:
     assert_same(*both(*common, "algorithm=splitfed_v1"))
 
 
+@pytest.mark.parametrize("model", ["cnn", "mobilenet_v2"])
+def test_losses_of_the_clients_own(both: Callable[..., tuple[RunFolder, RunFolder]], model: str) -> None:
+    """Who trains on, and when its activation is served, changes nothing: only the cut does."""
+    limits = ["allocator.min_cut={0: 1, 1: 3, 2: 1}", "allocator.max_cut={0: 1, 1: 3, 2: 1}"]
+    common = ["wire=inprocess", f"model={model}", *MODELS[model], "optimizer.persist=run", *limits]
+    assert_same(*both(*common, "algorithm=dtfl_localloss"))
+
+
 class Wandering(Fixed):
     """Sends every client to a random cut after about every other batch."""
 

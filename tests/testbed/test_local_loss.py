@@ -12,7 +12,7 @@ from dynsl_app.plan import Plan, Power
 from dynsl_app.server.batching import Continuous
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.testbed.links import Constant
-from dynsl_app.testbed.local_loss import LocalLoss, auxiliary_shares, without_gradients
+from dynsl_app.testbed.local_loss import LocalLoss, classifier_shares, without_gradients
 from dynsl_app.testbed.make_world import training_flops
 from dynsl_app.testbed.run import Fixed, simulate_rounds
 from dynsl_app.testbed.simulate import Clock
@@ -20,7 +20,7 @@ from dynsl_app.testbed.world import Client, Happening, Server, World
 
 
 def played(
-    *, clients=1, server_s=1.0, up=math.inf, rtt_s=0.0, cut=1, auxiliary=0.0, happenings=(), workers=1
+    *, clients=1, server_s=1.0, up=math.inf, rtt_s=0.0, cut=1, classifier=0.0, happenings=(), workers=1
 ) -> LocalLoss:
     """Ten batches a client, 3 s for each of two blocks, 10 bytes up."""
     one = Client("d", "d", (3.0, 3.0), Constant(up), Constant(math.inf), rtt_s, 10, Power(1, 1, 1))
@@ -49,7 +49,7 @@ def played(
         chunk_bytes=2**20,
         batch_samples=8,
     )
-    simulation.auxiliary = (auxiliary, 0.0)
+    simulation.classifiers = (classifier, 0.0)
     simulation.run()
     return simulation
 
@@ -57,15 +57,15 @@ def played(
 @pytest.mark.parametrize(
     ("case", "epoch_s"),
     [
-        ({}, 30),  # the last activation leaves at 28 s and is served by 29
+        ({}, 30),  # the last activation leaves at 28 s, is served by 29, and the client trains on until 30
         ({"server_s": 2.5}, 28 + 2.5),
         ({"server_s": 4.0}, 1 + 10 * 4),  # the server is the slower, from the first activation on
-        ({"up": 2.0}, 1 + 10 * 5 + 1),  # the link is
-        ({"rtt_s": 4.0}, 28 + 2 + 1 + 2),  # once, not with every batch
-        ({"auxiliary": 0.5}, 10 * (3 + 3)),  # half of 6 s a batch
+        ({"up": 2.0}, 1 + 10 * (5 + 1)),  # the link and the server, one after the other
+        ({"rtt_s": 4.0}, 1 + 10 * (2 + 1 + 2) + 2),  # so is the round trip; the end goes up, too
+        ({"classifier": 0.5}, 10 * (3 + 3)),  # half of 6 s a batch
         ({"cut": 2}, 60),  # the whole model is trained as ever
         ({"clients": 4}, 1 + 4 * 10),  # together they keep the server busy from 1 s on
-        ({"clients": 4, "workers": 2}, 30),  # the last two of four are served from 29 to 30 s
+        ({"clients": 4, "workers": 2}, 30),
     ],
 )
 def test_the_slower_side_makes_the_epoch(case, epoch_s):
@@ -77,13 +77,8 @@ def test_an_acknowledgement_returns():
     assert (course.bytes_up, course.bytes_down) == (100, 10 * 512)
 
 
-def test_a_clients_batches_are_served_one_at_a_time():
-    """With two workers a client with a slow server side is no sooner done."""
-    assert played(server_s=4.0, workers=2).epoch_s == pytest.approx(41)
-
-
 def test_who_leaves_goes_on_when_it_is_back():
-    """At 13 s it is at its fifth batch, which ends at 15; five more from 20 on, and the last one's service."""
+    """At 13 s it is at its fifth batch, which is served at 15.5; five more from 20 on, and the last one's service."""
     away = [Happening(13.0, 0, "leave"), Happening(20.0, 0, "join")]
     assert played(happenings=away, server_s=2.5).epoch_s == pytest.approx(20 + 4 * 3 + 1 + 2.5)
 
@@ -99,14 +94,14 @@ def test_a_dead_link_ends_it():
     assert "dead for faults.batch_s=300" in str(simulation.courses[0].lost)
 
 
-def test_auxiliary_heads_are_small(chain: Chain):
+def test_classifiers_are_small(chain: Chain):
     """Training an average of C·H·W values and a linear layer of C to 10, over the whole model's operations."""
     spec = DataSpec((1, 8, 8), 10)
-    shares = auxiliary_shares(chain, spec, 4)
+    shares = classifier_shares(chain, spec, 4)
     assert len(shares) == len(chain)
     assert shares[-1] == 0
     assert all(0 < share < 0.1 for share in shares[:-1])
-    assert auxiliary_shares(chain, spec, 8) == pytest.approx(shares)
+    assert classifier_shares(chain, spec, 8) == pytest.approx(shares)
     channels, height, width = probe(chain, spec)[0].shape
     operations = 3 * 4 * (channels * height * width + 2 * channels * 10)
     assert shares[0] * sum(training_flops(chain, spec, 4)) == pytest.approx(operations)
