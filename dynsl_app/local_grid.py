@@ -1,7 +1,7 @@
 """Flower's apps in one process: a Grid over ClientApp calls in threads, without SuperLink and without Ray."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dynsl_app.client_app import app as client_app
 from dynsl_app.flower_control import GridControlPlane
-from dynsl_app.leaving import CLIENT_THREAD
+from dynsl_app.leaving import CLIENT_THREAD, interrupted_at_rest
 from dynsl_app.run import run
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
@@ -37,12 +37,20 @@ class LocalGrid(Grid):
         Number of nodes.
     node_config
         What every node's configuration says besides its partition.
+    check
+        Called whenever replies are looked for; may raise.
     """
 
-    def __init__(self, app: ClientApp, clients: int, node_config: UserConfig | None = None) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        clients: int,
+        node_config: UserConfig | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         # Flower reads the sender of a message from here; its runtimes set it before they call an app.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, _RUN_ID, _SERVER_NODE_ID
-        self._app = app
+        self._app, self._check = app, check
         self._run = Run.create_empty(_RUN_ID)
         self._contexts = {
             _FIRST_NODE_ID + partition: Context(
@@ -90,6 +98,7 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Take the replies that have arrived."""
+        self._check()
         with self._arrival:
             return [self._replies.pop(name) for name in list(message_ids) if name in self._replies]
 
@@ -120,5 +129,6 @@ def run_local(settings: Settings) -> Summary:
     DynslError
         See :func:`dynsl_app.run.run`.
     """
-    grid = LocalGrid(client_app, settings.clients, {"allow": ",".join(sorted(named_packages(settings)))})
-    return run(settings, GridControlPlane(grid))
+    node_config: UserConfig = {"allow": ",".join(sorted(named_packages(settings)))}
+    with interrupted_at_rest() as check:
+        return run(settings, GridControlPlane(LocalGrid(client_app, settings.clients, node_config, check)))

@@ -1,7 +1,14 @@
 """A process ends with the code it was to end with, whatever its clients are doing."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from dynsl_app.leaving import interrupted_at_rest
 
 _BUSY = """
 import threading, time, torch
@@ -32,3 +39,46 @@ def test_clients_in_the_midst_of_a_batch_do_not_abort_it():
 def test_without_clients_it_ends_as_any_other():
     script = "import atexit; from dynsl_app.leaving import leave; atexit.register(print, 'cleaned up'); leave(3)"
     assert _run(script) == (3, "cleaned up\n", "")
+
+
+def interrupt() -> None:
+    """Ctrl-C: a handler has run when this is back."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def within(steps: list[str], then: list[str]) -> None:
+    """Take steps, interruptions and checks, where interruptions wait; those that were taken are in ``then``."""
+    with interrupted_at_rest() as check:
+        for step in steps:
+            {"interrupt": interrupt, "check": check}[step]()
+            then.append(step)
+
+
+@pytest.mark.parametrize(
+    ("steps", "taken"),
+    [
+        (["check", "interrupt", "check", "check"], 2),
+        (["interrupt"], 1),  # nobody asked: at the end
+        (["interrupt", "interrupt", "check"], 1),  # the second is raised at once
+    ],
+)
+def test_an_interruption_waits_until_it_is_asked_for(steps: list[str], taken: int):
+    then: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        within(steps, then)
+    assert then == steps[:taken]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_outside_the_main_thread_nothing_changes():
+    seen = []
+
+    def look() -> None:
+        with interrupted_at_rest() as check:
+            check()
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
