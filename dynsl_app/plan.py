@@ -13,6 +13,9 @@ from dynsl_app.errors import SettingsError
 SEPARATE = -1
 """``heads.count`` for separate heads: every client has its own copy of every block, nothing is shared."""
 
+PROMPT = 0.01
+"""Share of a batch's time that a client with all blocks may wait for the answer to its progress (choice)."""
+
 
 @dataclass(frozen=True)
 class Plan:

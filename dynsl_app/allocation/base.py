@@ -26,6 +26,9 @@ class Situation:
         Told to move and not there yet, bool (N,): ``costs.current`` is its target, it is not to be commanded again.
     jumped
         An estimate of this client, or of the server, has jumped since the last call, bool (N,).
+    paced
+        Where its device itself has become slower or faster since the last call, the batches that this was seen in
+        already, int64 (N,); 0: it has not.
     in_doubt
         Its last measurement was off, and its next will tell whether that was chance, bool (N,).
     joined
@@ -37,6 +40,7 @@ class Situation:
     since_move: Ints
     moving: NDArray[np.bool_]
     jumped: NDArray[np.bool_]
+    paced: Ints
     in_doubt: NDArray[np.bool_]
     joined: bool
 

@@ -11,8 +11,10 @@ When a plan is applied, and what of it:
   back as soon as it may does so after 1, 2, 4, … cool-downs, log2(R / cooldown + 1) times in R batches. It is short,
   because it is counted in batches, and those of a client at the wrong cut are long.
 * **Guard** (ski rental). A move that takes its client longer than one batch waits until what was lost by not moving has
-  reached ``guard`` of the move's time. The account is closed when the plan no longer wants such a move. Meanwhile its
-  client stays where it is: a cheap move would leave it half-way, where it has to settle again.
+  reached ``guard`` of the move's time. Where the device itself has changed its pace, what was lost before that was seen
+  counts; not where its link has fallen, for that makes the move dear as well, and may pass. The account is closed when
+  the plan no longer wants such a move. Meanwhile its client stays where it is: a cheap move would leave it half-way,
+  where it has to settle again.
 
 What a cool-down forbids is barred before planning. A client that has to settle, or waits for a guard, will be free
 within a few batches: it is planned for as if it were free, so that others need not make up for where it is now.
@@ -66,6 +68,8 @@ class _Memory:
         Seconds an epoch loses with each batch that the client does without the costly move it needs.
     lost_s
         Those seconds so far.
+    paced_at
+        ``done`` when its device took its present pace, if it has changed it since its last move.
     """
 
     cut: int
@@ -76,6 +80,7 @@ class _Memory:
     heading: int = 0
     rate_s: float = 0.0
     lost_s: float = 0.0
+    paced_at: int | None = None
 
 
 class DynslAllocator:
@@ -153,9 +158,10 @@ class DynslAllocator:
             situation.costs.current.tolist(),
             situation.batches_done.tolist(),
             situation.jumped.tolist(),
+            situation.paced.tolist(),
             strict=True,
         )
-        for name, cut, done, jumped in rows:
+        for name, cut, done, jumped, paced in rows:
             memory = self._memories.get(name)
             if memory is None or done < memory.done:
                 memory = _Memory(cut, done, base, moved_at=done, jumped_at=done)
@@ -168,8 +174,11 @@ class DynslAllocator:
                     memory.cooldown *= 2
                 memory.heading, memory.moved_at = heading, done
                 memory.rate_s = memory.lost_s = 0.0
+                memory.paced_at = None
             if jumped:
                 memory.jumped_at = done
+            if paced:
+                memory.paced_at = max(memory.moved_at, done - paced)
             memory.cut, memory.done = cut, done
             memories.append(memory)
         self._memories = dict(zip(situation.costs.names, memories, strict=True))
@@ -221,7 +230,9 @@ class DynslAllocator:
             if not costly[row]:
                 memory.rate_s = memory.lost_s = 0.0
                 continue
-            memory.rate_s = lost_s / float(costs.batches[row])
+            opened, memory.rate_s = memory.rate_s == 0, lost_s / float(costs.batches[row])
+            if opened and memory.paced_at is not None:
+                memory.lost_s = memory.rate_s * (memory.done - memory.paced_at)
             waiting[row] = memory.lost_s < self._settings.guard * price_s[row]
         return waiting
 

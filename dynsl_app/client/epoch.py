@@ -1,5 +1,6 @@
 """A client's round: train blocks 1..n_i over the stream, batch by batch."""
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from dynsl_app.errors import ClientLost, WireError
 from dynsl_app.model.optim import Rate
 from dynsl_app.model.segment import CALM_DOWN, Members, all_finite, count_correct, mean_loss
 from dynsl_app.orders import TrainOrder, TrainReply
-from dynsl_app.plan import BatchKey
+from dynsl_app.plan import PROMPT, BatchKey
 from dynsl_app.settings import NodeSettings
 from dynsl_app.telemetry.device import DeviceSampler
 from dynsl_app.telemetry.meter import BlockMeter, meter_for
@@ -91,9 +92,13 @@ class _Round:
         self._given: dict[str, Tensor] = {}
         """State of the blocks given up, for the next activation."""
         self._report = Report()
-        """What was measured of the batch before, for the next frame."""
+        """What was measured and is not told yet, for the next frame."""
         self._exchanged: tuple[float, Transfer | None] = (0.0, None)
-        """Seconds from sending this batch's frame to having its answer, and when that came; None: not waited for."""
+        """Seconds from sending the last frame to having its answer, and when that came; None: not waited for."""
+        self._began = self._sent = time.monotonic()
+        """When this batch began, and when the last progress was sent."""
+        self._answering_s = math.inf
+        """How long the last answer to a progress took to come."""
         self._asked = 0
         """Bytes with which the last answer read asked to probe the link."""
         self._noise = torch.empty(0, dtype=torch.uint8)
@@ -102,7 +107,7 @@ class _Round:
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Train on one batch, wherever the blocks are."""
-        self._exchanged = 0.0, None
+        self._began = time.monotonic()
         reply: Frame | None = None
         if self._prefix.whole:
             reply = self._local_batch(x, y)
@@ -110,8 +115,6 @@ class _Round:
             self._lone_batch(x, y)
         else:
             reply = self._split_batch(x, y)
-        self._prefix.step(self._rate.at(self._order.round, self.batch))
-        self._report = report(self._meter.take() if self._meter else {}, *self._exchanged)
         self.samples += len(y)
         self.batch += 1
         if reply is not None and "cut" in reply.meta:
@@ -136,6 +139,7 @@ class _Round:
                 f"{top.dtype}{list(top.shape)}; both sides must run the same version"
             )
         self._prefix.backward(top, gradient.to(top.device))
+        self._step()
         return reply
 
     def _lone_batch(self, x: Tensor, y: Tensor) -> None:
@@ -149,6 +153,8 @@ class _Round:
         self._send_activation(top, y)
         self._unread = self.batch
         self._prefix.backward_alone(top, y, self._members(len(y)))
+        self._exchanged = 0.0, None
+        self._step()
 
     def _send_activation(self, top: Tensor, y: Tensor) -> None:
         # Blocks that went to the server go with the first activation that needs them there. They stay in this frame
@@ -158,9 +164,11 @@ class _Round:
         self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
 
     def _local_batch(self, x: Tensor, y: Tensor) -> Frame | None:
-        """Forward and backward through the whole model; tell the progress, and read the answer one batch later.
+        """Train the whole model on a batch, then tell the progress.
 
-        With a probe the answer is waited for. The answer that commands a move, if one does, else any.
+        The answer is read one batch later, or at once where that takes next to no time (choice), so that a slow client
+        moves as soon as it is told to; with a probe it is waited for. The answer that commands a move, if one does,
+        else any.
         """
         logits = self._forward(x, len(y))
         target = y.to(logits.device)
@@ -168,17 +176,29 @@ class _Round:
         if not all_finite(loss):
             raise ClientLost(f"client {self._order.client}, batch {self.batch}: its loss is not finite; {CALM_DOWN}")
         self._prefix.backward(loss)
+        self._step()
         reply = None if self._unread is None else self._answer(self._unread)
         told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
         meta = {**self._report.meta, **told}
         probe = self._probe(self._asked) if self._asked else None
         tensors = {**self._report.tensors, **carrying(probe)}
+        self._sent = time.monotonic()
         self._stream.send(self._frame(Kind.PROGRESS, meta=meta, tensors=tensors))
         self._unread = self.batch
-        if probe is None:
+        self._report, self._exchanged = Report(), (0.0, None)
+        if probe is not None:
+            back = self._exchange()
+            self._report = report({}, *self._exchanged)
+        elif self._answering_s <= PROMPT * (self._sent - self._began):
+            back = self._answer(self.batch)
+            self._unread = None
+        else:
             return reply
-        back = self._exchange()
         return back if reply is None or "cut" in back.meta else reply
+
+    def _step(self) -> None:
+        self._prefix.step(self._rate.at(self._order.round, self.batch))
+        self._report = report(self._meter.take() if self._meter else {}, *self._exchanged)
 
     def _exchange(self) -> Frame:
         """Wait for the answer to the frame just sent, and note how long that took."""
@@ -204,6 +224,8 @@ class _Round:
         waiting = time.monotonic()
         reply = self._stream.answer(batch)
         self.wait_s += time.monotonic() - waiting
+        if reply.kind is Kind.ACK and reply.received is not None:
+            self._answering_s = reply.received.last - self._sent
         self._asked = asked(reply)
         return reply
 

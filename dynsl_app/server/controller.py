@@ -266,13 +266,13 @@ class Controller:
         )
 
     def _listen(self, session: Session, frame: Frame, up: Transfer | None, held_s: float) -> None:
-        """Hand on what a frame tells of the batch before it.
+        """Hand on what a frame tells.
 
         ``up``: when that batch's activation or probe came; ``held_s``: how long the server had it, which a worker may
         by now have noted of this one.
         """
         told = reported(frame)
-        if told is None or frame.batch == 0:
+        if told is None:
             return
         if told.wait_s is None or told.down is None or up is None:
             measured = Measured(told.block_s)

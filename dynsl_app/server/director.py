@@ -9,7 +9,7 @@ from dynsl_app.wire.base import Scalar, Transfer
 
 @dataclass(frozen=True)
 class Measured:
-    """What a client's frame tells of the batch before it.
+    """What a client's frame tells: of the batch before it, or of its own where the client has all blocks.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ from dynsl_app.data.source import DataSpec
 from dynsl_app.errors import SettingsError
 from dynsl_app.model.chain import Chain
 from dynsl_app.model.probe import CutShape
-from dynsl_app.plan import Plan
+from dynsl_app.plan import PROMPT, Plan
 from dynsl_app.server.book import Book, batch_sizes
 from dynsl_app.server.director import Measured
 from dynsl_app.server.profiles import known_profiles
@@ -49,6 +49,7 @@ class _Course:
     target: int | None = None
     command: int | None = None
     jumps: int = 0
+    paces: int = 0
 
 
 class Steering:
@@ -108,7 +109,7 @@ class Steering:
         """Each client's last round."""
         self._plan: Plan | None = None
         self._round = self._total = self._service_jumps = 0
-        self._joined = self._jumped = self._due = False
+        self._joined = self._jumped = self._due = self._planning = False
         self._planner: threading.Thread | None = None
 
     def initial(self, plan: Plan) -> Plan:
@@ -210,7 +211,8 @@ class Steering:
                     complaints.append(str(error))
             known = self._book.client(client)
             now = self._clock()
-            self._courses[client] = _Course(batches, self._cuts[client], now, now, jumps=known.jumps)
+            paces = known.slowdown.level.jumps
+            self._courses[client] = _Course(batches, self._cuts[client], now, now, jumps=known.jumps, paces=paces)
             first = client not in self._rounds_batches
             if client not in self._opened:  # one that comes back has fewer left
                 self._rounds_batches[client] = batches
@@ -286,6 +288,10 @@ class Steering:
     def command(self, client: int, cut: int) -> int | None:
         """See :meth:`Director.command`."""
         with self._news:
+            if self._planner is not None and self._plan is not None and cut == self._plan.blocks:
+                # It is deaf while it computes: what its own news lead to had better go with this answer.
+                patience_s = PROMPT / 2 * sum(self._book.client(client).slowdown.block_s)
+                self._news.wait_for(lambda: not (self._due or self._planning), patience_s)
             course = self._courses.get(client)
             if course is None:
                 return None
@@ -351,12 +357,17 @@ class Steering:
     def _plan_now(self) -> None:
         with self._news:
             self._due, plan = False, self._plan
+            self._planning = plan is not None
         if plan is None:
             return
         try:
             self._revise(plan)
         except Exception as error:  # training goes on at the present cuts, whatever is wrong with planning
             self._events.emit("warning", message=f"no plan this time: {type(error).__name__}: {error}")
+        finally:
+            with self._news:
+                self._planning = False
+                self._news.notify_all()
 
     def _revise(self, plan: Plan) -> None:
         with self._news:
@@ -374,17 +385,22 @@ class Steering:
         costs = self._costs(plan, batches, cuts, moving=True)
         service = self._book.service.jumps != self._service_jumps
         jumps = [self._book.client(client).jumps for client in clients]
+        paces = [self._book.client(client).slowdown.level for client in clients]
         situation = Situation(
             costs=costs,
             batches_done=np.array([course.done for course in courses], dtype=np.int64),
             since_move=np.array([course.since_move for course in courses], dtype=np.int64),
             moving=np.array([course.target is not None or course.command is not None for course in courses]),
             jumped=np.array([service or n != c.jumps for n, c in zip(jumps, courses, strict=True)]),
+            paced=np.array(
+                [level.sightings * (level.jumps != c.paces) for level, c in zip(paces, courses, strict=True)],
+                dtype=np.int64,
+            ),
             in_doubt=np.array([self._in_doubt(client) for client in clients]) | self._silent(courses, costs),
             joined=self._joined,
         )
-        for course, count in zip(courses, jumps, strict=True):
-            course.jumps = count
+        for course, count, pace in zip(courses, jumps, paces, strict=True):
+            course.jumps, course.paces = count, pace.jumps
         self._service_jumps = self._book.service.jumps
         self._joined = self._jumped = False
         return situation

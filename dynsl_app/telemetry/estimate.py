@@ -17,6 +17,13 @@ JUMP = 0.35
 """A change above this, seen twice, is a new level."""
 
 _LEAST_LIMIT = math.log(1 + JUMP)
+_HICCUP_S = 1.0
+"""A batch that takes longer than this beyond what is expected, and not in one block alone, is seen twice in itself:
+interpreters, schedulers and file systems do not halt a device that long (choice)."""
+
+_SETTLED = 3
+"""Measurements before a level is known so well: a device's first batch is a long one (choice)."""
+
 _MOST_LIMIT = math.log(2.0)
 """However noisy the measurements: a factor of two, seen twice, is always a new level (choice)."""
 _LIMIT_SPREADS = 2.5
@@ -64,9 +71,14 @@ class Gate:
         return 1.25 * self._spread
 
     @property
+    def warned(self) -> bool:
+        """Whether the measurement to come needs no second one, see :meth:`suspect`."""
+        return self._suspect is not None and math.isinf(self._suspect)
+
+    @property
     def in_doubt(self) -> bool:
         """Whether the last measurement was off, and the next will tell whether that was chance."""
-        return self._suspect is not None and math.isfinite(self._suspect)  # infinite: known to have fallen
+        return self._suspect is not None and not self.warned
 
     def admit(self, ratio: float, weight: float) -> tuple[float, bool]:
         """What a measurement of ``ratio`` times the level counts as, and whether it is a new level.
@@ -95,9 +107,9 @@ class Gate:
         self._spread += weight * (abs(off) - self._spread)
         return ratio, False
 
-    def suspect_fall(self) -> None:
-        """A measurement to come is known to be low: believe it at once, as the second one."""
-        self._suspect, self._moved = -math.inf, 1.0
+    def suspect(self, sign: float) -> None:
+        """A measurement to come is known to be high (1) or low (-1): believe it at once, as the second one."""
+        self._suspect, self._moved = math.copysign(math.inf, sign), 1.0
 
 
 class Level:
@@ -115,6 +127,11 @@ class Level:
         What a measurement can be; anything else is refused as nonsense.
     prior_width
         Relative standard deviation of the prior; an estimate never gets less certain than that.
+
+    Attributes
+    ----------
+    jumps, sightings
+        Leaps so far, and how many measurements saw the last of them.
     """
 
     def __init__(
@@ -130,7 +147,7 @@ class Level:
         self.name = name
         self.value = prior
         self.samples = 0
-        self.jumps = 0
+        self.jumps = self.sightings = 0
         self.refused = 0
         self.complaint: str | None = None
         self._half_life, self._low, self._high, self._prior_width = half_life, low, high, prior_width
@@ -159,11 +176,13 @@ class Level:
         decay = self._decay(batch)
         self._weight = self._weight * decay + 1.0
         self._evidence = self._evidence * decay + 1.0
+        sightings = 1 if self._gate.warned else 2
         ratio, jumped = self._gate.admit(value / self.value, 1.0 / self._weight)
         if jumped:
             self.value *= ratio
             self._weight = self._evidence = 1.0
             self.jumps += 1
+            self.sightings = sightings
         else:
             self.value += (self.value * ratio - self.value) / self._weight
         self._batch = batch if self._batch is None else max(batch, self._batch)
@@ -179,9 +198,9 @@ class Level:
         self.refused += 1
         self.complaint = f"{self.name}: a measurement was ignored: {why}"
 
-    def suspect_fall(self) -> None:
-        """The measurement to come is known to be low: if it is off, it needs no second one."""
-        self._gate.suspect_fall()
+    def suspect(self, sign: float) -> None:
+        """The measurement to come is known to be high (1) or low (-1): if it is off, it needs no second one."""
+        self._gate.suspect(sign)
 
     def reading(self, batch: float) -> Reading:
         """The estimate as of batch ``batch``."""
@@ -232,13 +251,18 @@ class Slowdown:
             Whether they were accepted, see :meth:`Level.add`.
         """
         measured = predicted = 0.0
+        slower = 0
         for block, seconds in block_s.items():
             if not (1 <= block <= len(self._profile) and 0 <= seconds < math.inf):
                 self.level.refuse(f"{seconds!r} s for block {block} of {len(self._profile)}")
                 return False
             measured += seconds
             predicted += self._profile[block - 1]
+            slower += seconds > (1 + JUMP) * self.alpha * self._profile[block - 1]
         if not block_s:
             self.level.refuse("it has no block")
             return False
+        longer_s = measured - self.alpha * predicted
+        if longer_s > _HICCUP_S and slower > 1 and self.level.samples >= _SETTLED and not self.level.in_doubt:
+            self.level.suspect(1)
         return self.level.add(measured / predicted, batch)

@@ -169,7 +169,7 @@ class Throughput:
         if most * _OVERDUE > self.level.value:
             return False
         if self._ceiling == math.inf:
-            self.level.suspect_fall()
+            self.level.suspect(-1)
             self._told = self.level.value
         if most * _OVERDUE <= self._told:
             # Every further halving is news: what was planned on the first look may be wrong by the next.

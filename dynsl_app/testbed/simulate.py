@@ -14,13 +14,13 @@ its next batch on, what changes a link counts at once. Planning takes no virtual
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Protocol
 
-from dynsl_app.plan import Plan
+from dynsl_app.plan import PROMPT, Plan
 from dynsl_app.seeds import derive_seed
 from dynsl_app.server.batching import Group, Policy, Request, Scheduler
 from dynsl_app.server.director import Director, Measured
@@ -404,7 +404,7 @@ class Simulation:
         self._next(course, course.told)
 
     def _local_done(self, course: Course) -> None:
-        """A batch of a fully local client: its progress is told, an answer that has come is read."""
+        """A batch of a fully local client: its progress is told, an answer that has come, or is soon there, is read."""
         loss = correct = None
         if self._compute is not None:
             result = self._compute.local(course.client, course.batch)
@@ -413,15 +413,22 @@ class Simulation:
                 return
             self._count(course, *result)
             _, loss, correct = result
-        course.news, before = Measured(self._measured_s(course)), course.news
+        # Its own blocks, and what the frame before it met on the link.
+        news, course.news = replace(course.news or Measured({}), block_s=self._measured_s(course)), None
         if course.asked:
-            self._probe(course, before, loss, correct)
+            self._probe(course, news, loss, correct)
             return
         cut = course.told if course.told_s <= self._clock.now else None
-        self._progress(course, before, loss, correct)
-        self._next(course, cut)
+        self._progress(course, news, loss, correct)
+        if cut is None and course.truth.rtt_s <= PROMPT * (course.slowness * course.truth.call_s + course.compute_s):
+            self._later(course.truth.rtt_s, self._answer_read, course)
+        else:
+            self._next(course, cut)
 
-    def _probe(self, course: Course, news: Measured | None, loss: float | None, correct: int | None) -> None:
+    def _answer_read(self, course: Course) -> None:
+        self._next(course, course.told)
+
+    def _probe(self, course: Course, news: Measured, loss: float | None, correct: int | None) -> None:
         """The bytes of a probe go with the progress; the client waits for them to come back."""
         size, course.asked = course.asked, 0
         course.sent_s = self._clock.now
@@ -431,7 +438,7 @@ class Simulation:
         def returned(course: Course) -> None:
             assert course.up is not None
             away_s = self._clock.now - course.sent_s
-            course.news = Measured(self._measured_s(course), course.up, course.down, away_s)
+            course.news = Measured({}, course.up, course.down, away_s)
             self._next(course, course.told)
 
         def arrived(course: Course) -> None:
@@ -496,8 +503,8 @@ class Simulation:
         self._scheduler.add(Request(client, course.sent, course.lane, course.up.bytes, now, client))
         self._dispatch()
 
-    def _progress(self, course: Course, news: Measured | None, loss: float | None, correct: int | None) -> None:
-        """The progress of a fully local client's batch; its answer is read with its next one."""
+    def _progress(self, course: Course, news: Measured, loss: float | None, correct: int | None) -> None:
+        """The progress of a fully local client's batch."""
         self._heard(course, news)
         self._director.done(course.client)
         cut = self._command(course, ahead=1)

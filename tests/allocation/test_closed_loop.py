@@ -93,6 +93,7 @@ class Client:
     target: int | None = None
     asked: int = 0
     jumps: int = 0
+    paces: int = 0
 
 
 @dataclass
@@ -211,12 +212,13 @@ class Loop:
             since_move=np.array([self.active[client].since_move for client in clients]),
             moving=np.array([self.active[client].target is not None for client in clients]),
             jumped=np.array([server or jumped[client] for client in clients]),
+            paced=np.array([self.paced(client) for client in clients], dtype=np.int64),
             in_doubt=np.array([self.in_doubt(client) for client in clients]),
             joined=self.joined,
         )
         self.joined, self.service_jumps = False, self.service.jumps
         for client, other in self.active.items():
-            other.jumps = self.jumps(client)
+            other.jumps, other.paces = self.jumps(client), other.slowdown.level.jumps
         moves = self.allocator.revise(situation)
         self.plans.append((costs, moves))
         for row, cut in moves.items():
@@ -227,6 +229,10 @@ class Loop:
     def jumps(self, client: int) -> int:
         course = self.courses[client]
         return course.slowdown.level.jumps + course.link.jumps
+
+    def paced(self, client: int) -> int:
+        course = self.courses[client]
+        return course.slowdown.level.sightings * (course.slowdown.level.jumps != course.paces)
 
     def in_doubt(self, client: int) -> bool:
         course = self.courses[client]

@@ -32,6 +32,7 @@ def situation(costs: Costs, **changes: Any) -> Situation:
         "since_move": np.full(count, 50),
         "moving": np.zeros(count, dtype=bool),
         "jumped": np.zeros(count, dtype=bool),
+        "paced": np.zeros(count, dtype=np.int64),
         "in_doubt": np.zeros(count, dtype=bool),
         "joined": False,
     }
@@ -176,6 +177,31 @@ def test_a_costly_move_waits_until_its_share_is_lost(guard: float, batches: int)
         if subject.revise(situation(alone(left=100 - done, move_s=14.0), batches_done=np.array([50 + done])))
     ]
     assert asked[0] == batches
+
+
+def waited(subject: DynslAllocator, paced: int) -> int:
+    """Batches that a move of 14 s waits, of a device that is seen to have changed its pace ``paced`` batches ago."""
+    for done in range(8):
+        news = {"paced": np.array([0 if done else paced]), "since_move": np.array([3 + done])}
+        costs = alone(left=100 - done, move_s=14.0)
+        if subject.revise(situation(costs, batches_done=np.array([50 + done]), **news)):
+            return done
+    raise AssertionError("it never moved")
+
+
+@pytest.mark.parametrize(("paced", "batches"), [(0, 5), (1, 4), (2, 3)])
+def test_what_a_slower_device_lost_before_that_was_seen_counts(paced: int, batches: int) -> None:
+    subject = allocator()
+    subject.revise(situation(alone(), batches_done=np.array([45])))
+    assert waited(subject, paced) == batches
+
+
+def test_what_was_lost_at_another_cut_does_not_count() -> None:
+    """It moved three batches before."""
+    subject = allocator()
+    for done, cut in ((46, 2), (47, 3)):
+        subject.revise(situation(alone(cut=cut), batches_done=np.array([done]), since_move=np.array([0])))
+    assert waited(subject, 20) == 2
 
 
 def test_a_move_of_a_batch_does_not_wait() -> None:

@@ -1,5 +1,6 @@
 """A client's round against a server that a test plays: what it sends, and what it does not put up with."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynsl_app.client import introduce
+from dynsl_app.client import epoch, introduce
 from dynsl_app.client.epoch import train
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.errors import ClientLost, DataError, LinkClosed, ModelError, WireError
@@ -178,6 +179,32 @@ def test_a_local_client_tells_its_progress(play) -> None:
     told = [frame for frame in server.frames if frame.kind is Kind.PROGRESS]
     assert [frame.batch for frame in told] == list(range(BATCHES))
     assert all(frame.meta["samples"] == 3 and not frame.tensors for frame in told)
+
+
+def test_a_local_client_tells_what_it_measured_with_the_batch_itself(play) -> None:
+    server = play(reply)
+    train(server.order(4, settings(algorithm=AlgorithmSettings(name="dynsl"))), NODE)
+    told = [reported(frame) for frame in server.frames if frame.kind is Kind.PROGRESS]
+    assert [list(one.block_s) for one in told if one is not None] == [[1, 2, 3, 4]] * BATCHES
+
+
+@pytest.mark.parametrize(("share", "local"), [(math.inf, 1), (0.0, 2)])
+def test_a_local_client_moves_at_once_where_answers_come_soon(
+    play, monkeypatch: pytest.MonkeyPatch, share: float, local: int
+) -> None:
+    """Else with the answer that it reads one batch later. A batch is told of once, wherever it was."""
+    monkeypatch.setattr(epoch, "PROMPT", share)
+
+    def answer(frame: Frame) -> Frame:
+        commanding = {"cut": 2, "generation": 1} if (frame.kind, frame.batch) == (Kind.PROGRESS, 0) else {}
+        return reply(frame, **commanding)
+
+    server = play(answer)
+    assert train(server.order(4, settings(algorithm=AlgorithmSettings(name="dynsl"))), NODE).cut == 2
+    frames = server.frames[1:-1]
+    assert [frame.kind for frame in frames] == [Kind.PROGRESS] * local + [Kind.ACTIVATION] * (BATCHES - local)
+    blocks = [len(one.block_s) if (one := reported(frame)) else 0 for frame in frames]
+    assert blocks == [4] * local + [0] + [2] * (BATCHES - local - 1)
 
 
 def test_a_device_that_cannot_hold_the_whole_model_counts_instead_of_measuring(

@@ -2,16 +2,17 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynsl_app.algorithms import check
+from dynsl_app.allocation.base import BetweenRounds, Report, Situation
 from dynsl_app.allocation.dynsl import DynslAllocator
 from dynsl_app.allocation.limits import Memory
-from dynsl_app.cost.model import NoFeasibleCut
+from dynsl_app.cost.model import Costs, Ints, NoFeasibleCut
 from dynsl_app.data.source import DataSpec
 from dynsl_app.errors import SettingsError
 from dynsl_app.model.build import build_chain
@@ -206,6 +207,56 @@ def test_profiles_plan_the_first_round(steering: Made) -> None:
     book.introduce(1, scaled(100))
     assert steering(book=book, expected={0: 10, 1: 10}).initial(HALF).cuts == {0: 4, 1: 1}
     assert steering(book=book).initial(HALF).cuts == {0: 2, 1: 2}
+
+
+class Slow(BetweenRounds):
+    """Sends everybody to cut 1 once it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def initial(self, costs: Costs, last: Sequence[Report | None]) -> Ints:
+        return costs.current
+
+    def due(self, batches_total: int, *, jumped: bool, joined: bool) -> bool:
+        return True
+
+    def revise(self, situation: Situation) -> dict[int, int]:
+        self.begun.set()
+        assert self.let.wait(20)
+        return dict.fromkeys(range(len(situation.costs.names)), 1)
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "cut", "told"), [(1e4, 4, 1), (1e-9, 4, None), (1e4, 3, None)], ids=["long", "short", "split"]
+)
+def test_a_slow_local_client_gets_the_command_that_its_own_news_lead_to(
+    log: Log, batch_s: float, cut: int, told: int | None
+) -> None:
+    """It hears nothing for a whole batch; others, and who is soon done, are not kept waiting for the planner."""
+    slow = Slow()
+    subject = Steering(
+        slow,
+        Book(SERVER_S, 8, SIZES, 2**20),
+        {0: (1, 4)},
+        1,
+        EventStream([log]),
+        memory=Memory(PEAK, 0.8),
+        mid_epoch=True,
+    )
+    subject.begin(1, Plan(blocks=4, boundary=4, cuts={0: cut}))
+    subject.opened(0, 10, tuple(batch_s * seconds / sum(SERVER_S) for seconds in SERVER_S))
+    subject.done(0)
+    assert slow.begun.wait(20)
+    commands: list[int | None] = []
+    asking = threading.Thread(target=lambda: commands.append(subject.command(0, cut)))
+    asking.start()
+    if told is None:
+        asking.join()
+    slow.let.set()
+    asking.join()
+    subject.end()
+    assert commands == [told]
 
 
 def test_where_no_plan_is_feasible_training_goes_on_and_the_reason_is_told(log: Log) -> None:

@@ -216,6 +216,33 @@ class TestSlowdown:
         assert slowdown.block_s == pytest.approx(self.PROFILE)
 
     @pytest.mark.parametrize(
+        ("batches", "factors", "seen"),
+        [
+            (3, (3, 3, 3, 3), 1),
+            (3, (1.3, 3, 3, 1), 1),
+            (3, (1, 1, 1, 9), 2),  # one block alone: something else happened meanwhile
+            (3, (1.5, 1.5, 1.5, 1.5), 2),  # half a second: as long as a device may halt
+            (2, (3, 3, 3, 3), 2),  # hardly known yet
+            (3, (1 / 3, 1 / 3, 1 / 3, 1 / 3), 2),
+        ],
+        ids=["seconds longer", "in some blocks", "in one block", "too little", "too early", "faster"],
+    )
+    def test_a_batch_that_takes_seconds_longer_is_seen_at_once(
+        self, batches: int, factors: tuple[float, ...], seen: int
+    ):
+        """With ALGORITHMS §4 a change is seen twice: here in two blocks of one batch."""
+        slowdown = Slowdown("client 3", self.PROFILE)
+        for batch in range(batches):
+            slowdown.add(dict(enumerate(self.PROFILE, start=1)), batch)
+        changed = {block: factor * s for block, (factor, s) in enumerate(zip(factors, self.PROFILE, strict=True), 1)}
+        jumps = []
+        for batch in range(batches, batches + 3):
+            slowdown.add(changed, batch)
+            jumps.append(slowdown.level.jumps)
+        assert jumps.index(1) + 1 == seen == slowdown.level.sightings
+        assert slowdown.alpha == pytest.approx(sum(changed.values()) / sum(self.PROFILE))
+
+    @pytest.mark.parametrize(
         ("block_s", "says"),
         [
             ({0: 0.1}, "0.1 s for block 0 of 4"),

@@ -164,6 +164,15 @@ def test_a_local_client_reads_its_command_a_batch_later() -> None:
     assert [event["cut"] for event in played.named("move")] == [2]
 
 
+def test_a_local_client_reads_its_command_at_once_where_that_takes_next_to_no_time() -> None:
+    """A hundredth of its batch at most."""
+    played = play(world_of(device(batches=4, rtt_s=0.1)), 4, director=Recorder({0: {1: 2}}))
+    assert [event["batch"] for event in played.named("progress")] == [0]
+    assert played.epoch_s == pytest.approx(10 + 0.1 + 3 * (7.25 - 0.4) + 0.7 + 0.05)
+    waiting = play(world_of(device(batches=4, rtt_s=0.1)), 4)
+    assert waiting.epoch_s == pytest.approx(4 * 10.1 + 0.05)
+
+
 def test_nothing_is_commanded_that_could_not_take_effect() -> None:
     for cut in (1, 4):
         assert not play(world_of(device(batches=1)), cut, director=Recorder({0: {1: 2}})).named("move")
@@ -178,6 +187,12 @@ def test_what_is_measured_is_told_one_batch_late() -> None:
     assert (first.up.bytes, first.down.bytes) == (200, 200)
     # 2 s up, 1 s down and the round trip; neither queue nor service.
     assert first.away_s == pytest.approx(3.5)
+
+
+def test_what_a_local_client_measures_is_told_with_the_batch_itself() -> None:
+    director = Recorder()
+    play(world_of(device(), happenings=[Happening(1.0, 0, "compute", 3.0)]), 4, director=director)
+    assert [measured.block_s[2] for _, measured in director.named("measured")] == [2.0, 6.0, 6.0]
 
 
 # -- what happens ----------------------------------------------------------------------------------------------------
