@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dynsl_app.errors import SettingsError
+from dynsl_app.errors import SettingsError, named
 from dynsl_app.plan import SEPARATE, Plan
 from dynsl_app.settings import HeadsSettings, OptimizerSettings, Settings, WireSettings
 
@@ -93,6 +93,22 @@ def check(settings: Settings) -> Settings:
     heads = _heads(settings)
     server = dataclasses.replace(settings.server, policy=_policy(settings, heads))
     return dataclasses.replace(settings, heads=heads, server=server)
+
+
+def check_files(settings: Settings) -> None:
+    """Refuse profiles from files where a client has none, for runs whose nodes have no files of their own.
+
+    Raises
+    ------
+    SettingsError
+        Naming the clients and the remedy.
+    """
+    if ALGORITHMS[settings.algorithm.name].adaptive and settings.telemetry.profile == "file":
+        _require_files(
+            settings,
+            "telemetry.profile=file takes profiles from files",
+            "leave telemetry out, so that they are measured",
+        )
 
 
 def make_plan(settings: Settings, blocks: int, clients: Sequence[int]) -> Plan:
@@ -256,14 +272,23 @@ def _check_telemetry(settings: Settings) -> None:
                     f"telemetry.profile_file names client {client}, and there are clients 0..{clients - 1}; correct "
                     f"the id or leave it out"
                 )
-    if ALGORITHMS[settings.algorithm.name].profiled and settings.runtime != "testbed":
-        without = [client for client in range(clients) if telemetry.file_of(client) is None]
-        if without:
-            raise SettingsError(
-                f"client {without[0]}: algorithm={settings.algorithm.name} plans the first round from profiles, and "
-                f"there is none for it; make one with dynsl-profile and set telemetry.profile=file "
-                f"telemetry.profile_file=<file, or {{client: file}}>, or use algorithm=dynsl, which measures first"
-            )
+    name = settings.algorithm.name
+    if ALGORITHMS[name].profiled and settings.runtime != "testbed":
+        _require_files(
+            settings,
+            f"algorithm={name} plans the first round from profiles",
+            "use algorithm=dynsl, which measures first",
+        )
+
+
+def _require_files(settings: Settings, reason: str, otherwise: str) -> None:
+    without = [client for client in range(settings.clients) if settings.telemetry.file_of(client) is None]
+    if without:
+        raise SettingsError(
+            f"{named(without)}: {reason}, and there is none for {'it' if len(without) == 1 else 'them'}; make one with "
+            f"dynsl-profile and set telemetry.profile=file telemetry.profile_file=<file, or {{client: file}}>, or "
+            f"{otherwise}"
+        )
 
 
 def _check_optimizer(optimizer: OptimizerSettings) -> None:

@@ -3,6 +3,7 @@
 Every one names what is wrong (client, setting or frame) and what to do about it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -49,3 +50,12 @@ class SweepError(DynslError):
 
 class Interrupted(KeyboardInterrupt):
     """The user stopped a run; the message says how it may go on."""
+
+
+def named(clients: Sequence[int]) -> str:
+    """How messages call clients: ``client 3``, or ``clients 0, 1, 2, … 299 (300 in all)``."""
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    if len(clients) <= 8:
+        return f"clients {', '.join(map(str, clients))}"
+    return f"clients {', '.join(map(str, clients[:3]))}, … {clients[-1]} ({len(clients)} in all)"

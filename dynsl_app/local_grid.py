@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from dynsl_app.algorithms import check_files
 from dynsl_app.client_app import app as client_app
 from dynsl_app.flower_control import GridControlPlane
 from dynsl_app.leaving import CLIENT_THREAD, interrupted_at_rest
@@ -127,8 +128,10 @@ def run_local(settings: Settings) -> Summary:
     Raises
     ------
     DynslError
-        See :func:`dynsl_app.run.run`.
+        See :func:`dynsl_app.run.run`; also where profiles are to come from files and a client has none, since no node
+        here has one of its own.
     """
+    check_files(settings)
     node_config: UserConfig = {"allow": ",".join(sorted(named_packages(settings)))}
     with interrupted_at_rest() as check:
         return run(settings, GridControlPlane(LocalGrid(client_app, settings.clients, node_config, check)))

@@ -140,7 +140,10 @@ def test_a_cut_that_the_model_has_not_is_refused(groups, blocks, says):
             {"telemetry": {"profile": "file", "profile_file": {4: "p.json"}}},
             "telemetry.profile_file names client 4, and there are clients 0..3",
         ),
-        ({"algorithm": "dynsl_profiled"}, "client 0: algorithm=dynsl_profiled plans the first round from profiles"),
+        (
+            {"algorithm": "dynsl_profiled"},
+            "clients 0, 1, 2, 3: algorithm=dynsl_profiled plans the first round from profiles",
+        ),
         ({"algorithm": "dynsl_profiled", "telemetry": {"profile": "flops"}}, "make one with dynsl-profile and set"),
         (
             {

@@ -10,7 +10,7 @@ import torch
 from dynsl_app.algorithms import ALGORITHMS, check, make_plan
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.data.source import Source
-from dynsl_app.errors import RoundFailed, SettingsError
+from dynsl_app.errors import RoundFailed, SettingsError, named
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import Score, score
 from dynsl_app.model.local_head import local_heads
@@ -110,21 +110,15 @@ def _refuse_early(settings: Settings, source: Source, blocks: int) -> dict[int, 
 
 
 def nobody_finished(round_: int, reasons: Mapping[int, str]) -> RoundFailed:
-    """The error of a round that lost all clients, who are named together where their reasons are the same."""
+    """The error of a round that lost all clients, who are named together where their reasons are the same.
+
+    A client's own name in its reason, which it tells its node, is left out: it is named before it.
+    """
     clients_by_reason: dict[str, list[int]] = {}
     for client, reason in reasons.items():
-        clients_by_reason.setdefault(reason, []).append(client)
-    told = "; ".join(f"{_named(clients)}: {reason}" for reason, clients in clients_by_reason.items())
+        clients_by_reason.setdefault(reason.replace(f"client {client}: ", ""), []).append(client)
+    told = "; ".join(f"{named(clients)}: {reason}" for reason, clients in clients_by_reason.items())
     return RoundFailed(f"round {round_}: no client finished, so there is nothing to aggregate. {told}")
-
-
-def _named(clients: Sequence[int]) -> str:
-    """``client 3``, or ``clients 0, 1, 2, … 299 (300 in all)``."""
-    if len(clients) == 1:
-        return f"client {clients[0]}"
-    if len(clients) <= 8:
-        return f"clients {', '.join(map(str, clients))}"
-    return f"clients {', '.join(map(str, clients[:3]))}, … {clients[-1]} ({len(clients)} in all)"
 
 
 class _Trainer:

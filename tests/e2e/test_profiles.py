@@ -9,7 +9,7 @@ import pytest
 
 from dynsl_app.compose import compose
 from dynsl_app.data.load import load_source
-from dynsl_app.errors import SettingsError
+from dynsl_app.errors import RoundFailed, SettingsError
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.local_grid import run_local
 from dynsl_app.model.build import build_chain
@@ -90,6 +90,33 @@ def test_a_file_of_another_batch_ends_the_run_before_anybody_is_asked(tmp_path: 
 
     with pytest.raises(SettingsError, match=r"client 1: telemetry.profile_file=.*batch=8, .* 4; .*dynsl-profile"):
         run(compose_in(tmp_path, *given), Unasked(3))
+
+
+@pytest.mark.parametrize(("clients", "says"), [((), "clients 0, 1, 2: "), ((0, 2), "client 1: ")])
+def test_no_file_for_a_client_of_this_machine_ends_the_run_before_it_begins(
+    tmp_path: Path, profile: Profile, clients: tuple[int, ...], says: str
+) -> None:
+    """Here no node has a file of its own that could take its place."""
+    file = write(profile, tmp_path / "p.json", 1.0)
+    files = [f"telemetry.profile_file={{{', '.join(f'{client}: {file}' for client in clients)}}}"] if clients else []
+    with pytest.raises(SettingsError) as refused:
+        run_local(compose_in(tmp_path, "algorithm=dynsl", "telemetry=file", *files))
+    assert str(refused.value).startswith(f"{says}telemetry.profile=file takes profiles from files, and there is none")
+    assert "make one with dynsl-profile and set telemetry.profile=file telemetry.profile_file=" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_nothing_is_planned_from_may_be_missing(tmp_path: Path) -> None:
+    summary = run_local(compose_in(tmp_path, "algorithm=splitfed_v1", "telemetry=file", "rounds=1"))
+    assert no_losses(summary)
+
+
+def test_nodes_that_all_lack_a_profile_are_named_together(tmp_path: Path) -> None:
+    settings = compose_in(tmp_path, "algorithm=dynsl", "telemetry=file", "rounds=1")
+    with pytest.raises(RoundFailed) as failed:
+        run(settings, InProcessControl(3))
+    assert "aggregate. clients 0, 1, 2: SettingsError: telemetry.profile=file, and neither" in str(failed.value)
+    assert str(failed.value).count("telemetry.profile=file") == 1
 
 
 def test_a_node_without_a_profile_is_lost_and_nobody_else(tmp_path: Path, profile: Profile) -> None:
