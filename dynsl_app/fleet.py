@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from dynsl_app.errors import SettingsError
+from dynsl_app.errors import SettingsError, named
 from dynsl_app.plan import Power
 from dynsl_app.rows import RowReader
 
@@ -300,6 +300,31 @@ class Fleet:
         """What happens to a client, in the order of the list."""
         name = self.device(client).name
         return tuple(change for change in self.changes if change.client == client or change.device == name)
+
+    def late_changes(self, batches: Mapping[int, int]) -> list[str]:
+        """Changes at a batch that their clients do not have, so that they never happen: a line for each.
+
+        Parameters
+        ----------
+        batches
+            R_i, batches in a round, by client; of others nothing is said.
+        """
+        told = []
+        for number, change in enumerate(self.changes):
+            if change.at_batch is None:
+                continue
+            late = [client for client in batches if self._comes_late(change, client, batches[client])]
+            if late:
+                most = max(batches[client] for client in late)
+                told.append(
+                    f"fleet={self.name}: change {number}, at_batch={change.at_batch}, never happens to {named(late)}: "
+                    f"batches of a round are 0..{most - 1} there; lower at_batch, use at_s, or have more batches "
+                    f"(data.limit, data.batch, local_epochs or testbed.batches)"
+                )
+        return told
+
+    def _comes_late(self, change: Change, client: int, batches: int) -> bool:
+        return change.at_batch is not None and change.at_batch >= batches and change in self.changes_of(client)
 
     def _check(self, change: Change) -> None:
         if change.client is not None:

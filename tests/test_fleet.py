@@ -232,3 +232,17 @@ def test_what_varies_cannot_be_played() -> None:
 def test_a_class_of_links_can_change() -> None:
     fleet = Fleet(devices=[Device("a", compute=1)], links="wired", changes=[Change(at_s=1, client=0, link=0.1)])
     assert fleet.changes_of(0)[0].link == 0.1
+
+
+def test_changes_after_a_clients_last_batch_are_told_together() -> None:
+    fleet = Fleet(
+        name="mine",
+        devices=[Device("a", 3, compute=1), Device("b", compute=1)],
+        changes=[Change(at_batch=9, device="a", compute=2), Change(at_s=1e9, client=3, compute=2)],
+    )
+    assert fleet.late_changes({0: 10, 1: 11, 2: 10, 3: 1}) == []
+    (told,) = fleet.late_changes({0: 9, 1: 10, 2: 4, 3: 1})
+    assert told.startswith(
+        "fleet=mine: change 0, at_batch=9, never happens to clients 0, 2: batches of a round are 0..8 there; lower"
+    )
+    assert Fleet().late_changes({0: 1}) == []

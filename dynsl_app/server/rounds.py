@@ -171,6 +171,9 @@ class _Trainer:
             data=settings.data.name,
             held_out=len(self._held_out),
         )
+        self._counted: set[int] = set()
+        """Clients whose number of batches the fleet's changes have been compared to."""
+        self._compare_changes(batches)
 
     def close(self) -> None:
         """Free the port."""
@@ -196,6 +199,8 @@ class _Trainer:
         )
         heads = Heads(self.standing.chain, plan, settings, self.standing.head_optimizers)
         controller, replies = self._train(round_, plan, heads)
+        opened = [session for session in controller.sessions.values() if session.started_at is not None]
+        self._compare_changes({session.client: session.batches for session in opened})
         for client in replies:
             if controller.sessions[client].state is State.DONE and not heads.finite(client):
                 controller.fail(client, f"its blocks on the server have NaN or Inf after its last batch; {CALM_DOWN}")
@@ -239,6 +244,13 @@ class _Trainer:
         )
         path = save(self._folder.checkpoint, self.standing.checkpoint())
         self._events.emit("checkpoint", round=round_, path=str(path.relative_to(self._folder.path)))
+
+    def _compare_changes(self, batches: Mapping[int, int]) -> None:
+        """Warn, once for each client, of the fleet's changes that come after its last batch; ``batches``: R_i."""
+        new = {client: count for client, count in batches.items() if client not in self._counted}
+        self._counted.update(new)
+        for message in self._settings.fleet.late_changes(new):
+            self._events.emit("warning", message=message)
 
     def _sample(self, round_: int) -> Sequence[int]:
         """The round's clients, by the seed and the round only, among those that are not busy with an older order."""

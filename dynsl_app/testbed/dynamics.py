@@ -122,14 +122,15 @@ def _named(dynamics: Dynamics) -> list[tuple[str, Row]]:
 
 
 def _changes(world: World, fleet: Fleet) -> Iterable[tuple[str, Row]]:
-    """A fleet's own changes as rows."""
+    """A fleet's own changes as rows, but for those at a batch that their client does not have."""
     if fleet.generate is not None or not fleet.changes:
         return
     for number, change in enumerate(fleet.changes):
         for client in range(fleet.size):
-            if change not in fleet.changes_of(client):
+            batches = world.clients[client].batches
+            if change not in fleet.changes_of(client) or (change.at_batch or 0) >= batches:
                 continue
-            at = None if change.at_batch is None else change.at_batch / max(1, world.clients[client].batches)
+            at = None if change.at_batch is None else change.at_batch / batches
             row = Row(at=at, at_s=change.at_s, client=client, compute=change.compute, link=change.link)
             yield f"fleet={fleet.name}: change {number}", row
 

@@ -254,6 +254,10 @@ class Testbed:
             held_out=len(self._held_out) if self._real else 0,
             t0_s=self.t0_s,
         )
+        for message in settings.fleet.late_changes(
+            {client: self.world.clients[client].batches for client in self._present}
+        ):
+            events.emit("warning", message=message)
         for round_ in range(1, settings.rounds + 1):
             self.round(round_, events, clock)
         summary = self.standing.summary(settings, folder, total_s=clock.now)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dynsl_app.errors import ClientLost, SettingsError
+from dynsl_app.fleet import Change, Device, Fleet
 from dynsl_app.inprocess import InProcessControl
 from dynsl_app.orders import EvaluateOrder, Failure, Order, Reply, TrainOrder
 from dynsl_app.run import run
@@ -134,6 +135,24 @@ def test_a_step_tells_its_worker_and_what_the_link_took_of_the_batch_before(tmp_
             link_s, server_s = exchange
             assert link_s >= 0
             assert 0 < server_s < steps[-1]["t"]
+
+
+@pytest.mark.parametrize("partition", ["iid", "local"])
+def test_a_change_after_the_last_batch_is_warned_of_once(tmp_path: Path, partition: Any) -> None:
+    """With data of their own only the clients know how many batches they have, and tell it in their first round."""
+    late, last = (Change(at_batch=batch, device="a", compute=2) for batch in (4, 3))
+    fleet = Fleet(name="mine", devices=[Device("a", 3, compute=1)], changes=[late, last])
+    source = "dynsl_app.data.sources.synthetic.synthetic"
+    params = {"shape": (1, 4, 4), "classes": 10, "samples": 100}
+    data = DataSettings(name="custom", target=source, params=params, limit=36, batch=3, partition=partition)
+    run(
+        settings(tmp_path, algorithm=AlgorithmSettings(name="splitfed_v1"), fleet=fleet, data=data), InProcessControl(3)
+    )
+    (warning,) = events(tmp_path, "warning")
+    assert warning["message"].startswith("fleet=mine: change 0, at_batch=4, never happens to clients 0, 1, 2: ")
+    begun = [event["t"] for event in events(tmp_path, "round_start")]
+    assert (warning["t"] <= begun[0]) == (partition == "iid")
+    assert warning["t"] <= begun[1]
 
 
 def test_lockstep_with_too_few_places_is_refused(tmp_path: Path) -> None:

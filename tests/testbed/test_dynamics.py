@@ -130,6 +130,7 @@ def test_a_fleets_own_changes_happen_too(world_of):
         changes=[
             Change(at_batch=15, device="a", compute=6),
             Change(at_s=3, client=2, compute=2, link=0.5),
+            Change(at_batch=30, device="a", compute=9),  # client 1 has no such batch
         ],
     )
     world = with_happenings(world_of(fleet, batches=[45, 30, 45]), fleet, Dynamics(), 9.0, 0)
@@ -138,6 +139,7 @@ def test_a_fleets_own_changes_happen_too(world_of):
         Happening(3, 2, "compute", 2),
         Happening(3, 2, "link", 0.5),
         Happening(4.5, 1, "compute", 6),
+        Happening(6.0, 0, "compute", 9),
     ]
 
 

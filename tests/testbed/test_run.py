@@ -71,6 +71,19 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, compute: str) -> Non
         assert models[0] == models[1] != models[2]
 
 
+def test_a_fleets_change_after_the_last_batch_is_warned_of(tmp_path: Path) -> None:
+    """The demo's fleet changes at batch 15."""
+    for batches, changes in ((16, 1), (15, 0)):
+        folder = tmp_path / str(batches)
+        own = [*BASE, "algorithm=splitfed_v1", "fleet=demo", f"testbed.batches={batches}", f"run_dir={folder}"]
+        run_testbed(compose(own))
+        events = list(read_events(folder / "events.jsonl"))
+        said = [event["message"] for event in events if event["event"] == "warning"]
+        assert sum(event["event"] == "happening" for event in events) == 2 * changes
+        assert len(said) == 1 - changes
+        assert all("fleet=demo: change 0, at_batch=15, never happens to client 3: " in message for message in said)
+
+
 def test_times_are_virtual(tmp_path: Path) -> None:
     """Every event's time is the simulation's: the last one's is what the rounds take, hours here."""
     slow = "{name: slow, devices: [{name: device, count: 3, speed: 0.01}], server: {speed: 1}}"
