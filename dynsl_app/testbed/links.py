@@ -49,6 +49,14 @@ def advance(path: RatePath, scale: Scale, start_s: float, size_bytes: float, end
         at += 1
 
 
+def passes(path: RatePath, scale: Scale, start_s: float, size_bytes: float, patience_s: float) -> float:
+    """Like :func:`finish`, and infinite too if nothing passes on the way for longer than ``patience_s`` in one go."""
+    end_s = finish(path, scale, start_s, size_bytes)
+    if patience_s < end_s - start_s < math.inf and _falls_silent(path, scale, start_s, end_s, patience_s):
+        return math.inf
+    return end_s
+
+
 def alive_from(scale: Scale, time_s: float) -> float:
     """From when on a link carries bytes again, ``time_s`` if it is not dead then; infinite if never."""
     at = bisect_right(scale, time_s, key=lambda change: change[0])
@@ -93,16 +101,26 @@ class Looped:
         self._passed: list[float] = [0.0, *np.cumsum(lengths * rates).tolist()]
         """Bytes from the period's start to each piece's start, and to the period's end."""
         self._offset = 0.0
+        self._silence = silent = 0.0
+        for length, rate in zip([*lengths, *lengths], [*self._rates, *self._rates], strict=True):
+            silent = 0.0 if rate else silent + float(length)
+            self._silence = max(self._silence, silent)
 
     @property
     def period_s(self) -> float:
         """After which it begins again."""
         return self._ends[-1]
 
+    @property
+    def silence_s(self) -> float:
+        """The longest time, across the period's end too, for which nothing passes."""
+        return self._silence
+
     def shifted(self, offset_s: float) -> "Looped":
         """The same path from ``offset_s`` on; shares the pieces."""
         other = object.__new__(Looped)
         other._ends, other._rates, other._passed = self._ends, self._rates, self._passed
+        other._silence = self._silence
         other._offset = (self._offset + offset_s) % self.period_s
         return other
 
@@ -221,6 +239,24 @@ def _weights(phi: float, sigma: float) -> NDArray[np.float64]:
     """Of the last 128 draws, the newest first, (128,); their squares sum to sigma²."""
     powers = phi ** np.arange(_BLOCK, dtype=float)
     return sigma * powers / math.sqrt(float(powers @ powers))
+
+
+def _falls_silent(path: RatePath, scale: Scale, start_s: float, end_s: float, patience_s: float) -> bool:
+    if all(factor for _, factor in scale) and not (isinstance(path, Looped) and path.silence_s > patience_s):
+        return False
+    now, since = start_s, math.inf
+    for until, Bps in path.segments(start_s):
+        until = min(until, end_s)
+        while now < until:
+            at = bisect_right(scale, now, key=lambda change: change[0])
+            stop = min(until, scale[at][0]) if at < len(scale) else until
+            since = math.inf if Bps and (not at or scale[at - 1][1]) else min(since, now)
+            if stop - since > patience_s:
+                return True
+            now = stop
+        if now >= end_s:
+            break
+    return False
 
 
 def _advance(path: RatePath, start_s: float, size_bytes: float, until_s: float) -> tuple[float, float]:

@@ -66,7 +66,7 @@ def true_costs(
     server_s = state.server * server_times(np.array(world.server.block_s), world.server.call_s)
     rest = np.array(list(batches.values()), dtype=np.int64)
     shared_s = float(server_s[boundary - 1]) if boundary < blocks else 0.0
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # a link that carries nothing now, and nothing to carry
         transfer_s = transfer_times(np.array(world.up_bytes), np.array(world.down_bytes), up_Bps, down_Bps, rtt_s)
     move_s = move_bytes = None
     if moving:

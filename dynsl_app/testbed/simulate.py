@@ -25,7 +25,7 @@ from dynsl_app.seeds import derive_seed
 from dynsl_app.server.batching import Group, Policy, Request, Scheduler
 from dynsl_app.server.director import Director, Measured
 from dynsl_app.telemetry.events import EventStream
-from dynsl_app.testbed.links import Scale, advance, alive_from, finish
+from dynsl_app.testbed.links import Scale, advance, alive_from, finish, passes
 from dynsl_app.testbed.world import Client, Happening, RatePath, World
 from dynsl_app.wire.base import Transfer
 
@@ -187,7 +187,8 @@ class Simulation:
     noise
         Relative standard deviation of what is measured, beside what varies itself (``testbed.noise``).
     patience_s
-        After how many seconds on a dead link a client is given up (``faults.batch_s``).
+        For how many seconds a link may be dead while something is to pass (``faults.batch_s``). A client whose link is
+        dead for longer is given up, so long after that began to leave.
     compute
         What is computed; None: nothing.
     """
@@ -457,7 +458,7 @@ class Simulation:
         course.batch += 1
         if course.batch == course.batches:
             alive_s = alive_from(course.scale, self._clock.now)
-            if alive_s < math.inf:  # that it has ended goes up its link
+            if alive_s - self._clock.now <= self._patience:  # that it has ended goes up its link
                 self._push(alive_s + course.truth.rtt_s / 2, partial(self._end, course), course)
             else:
                 self._later(self._patience, self._give_up, course)
@@ -616,9 +617,9 @@ class Simulation:
     # -- small things ----------------------------------------------------------------------------------------------
 
     def _transfer(self, course: Course, path: RatePath, size: float, jitter: float, not_before_s: float) -> Transfer:
-        """When bytes that leave now are there, by the receiver's clock."""
+        """When bytes that leave now are there, by the receiver's clock; never if the link is dead for too long."""
         now, half = self._clock.now, course.truth.rtt_s / 2
-        last = max(finish(path, course.scale, now, size * jitter), not_before_s)
+        last = max(passes(path, course.scale, now, size * jitter, self._patience), not_before_s)
         chunks = max(1, math.ceil(size / self._chunk))
         first = last if chunks == 1 else finish(path, course.scale, now, self._chunk * jitter)
         return Transfer(first + half, last + half, int(size), chunks)
@@ -630,7 +631,7 @@ class Simulation:
             self._later(self._patience, self._give_up, course)
 
     def _give_up(self, course: Course) -> None:
-        self._lose(course, f"its link has been dead for faults.batch_s={self._patience:g} s and stays so")
+        self._lose(course, f"its link is dead, for longer than faults.batch_s={self._patience:g} s")
 
     def _measured_s(self, course: Course) -> dict[int, float]:
         factor = self._noisy(course.slowness)

@@ -3,7 +3,8 @@
 - Rows of seconds and Mbit/s, separated by spaces or a comma: the rate that holds from then on. The first row is at 0,
   the last rate holds as long as the one before it.
 - One whole number a line: a millisecond in which one packet of 1500 bytes may pass; several may pass in the same.
-  Source: the Mahimahi emulator's format. The last one ends the period, as there.
+  In others nothing passes, however many there are: unlike in rows of rates, a gap is an outage. The last line ends the
+  period. Source: the Mahimahi emulator's format.
 
 Blank lines, lines that begin with ``#``, and a first line of column names are left out.
 """
@@ -35,7 +36,8 @@ def load_trace(path: str | Path) -> Looped:
     Raises
     ------
     SettingsError
-        It cannot be read, is empty, has gaps, is not sorted, or has a rate that is not positive; naming file and line.
+        It cannot be read, is empty, has gaps between rates, is not sorted, or has a rate that is not positive; naming
+        file and line.
     """
     file = Path(path).expanduser()
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynsl_app.testbed import links
 from dynsl_app.testbed.classes import LTE_DOWN, LTE_UP, class_link
-from dynsl_app.testbed.links import Constant, Looped, Walk, WalkLaw, finish
+from dynsl_app.testbed.links import Constant, Looped, Walk, WalkLaw, finish, passes
 from dynsl_app.testbed.world import RatePath
 
 LAW = WalkLaw(1e6, sigma=0.8, phi=0.7, low_Bps=1e4, high_Bps=1e7, step_s=0.5)
@@ -104,6 +104,39 @@ def test_a_dead_link_never_ends_and_one_that_comes_back_does():
     assert finish(path, [(1.0, 0.0), (4.0, 0.5)], 0.5, 10) == 0.5 + 0.5 + 3 + 1
     assert finish(path, [(1.0, 0.0)], 0.5, 5) == 1.0
     assert finish(path, [(0.0, 0.0)], 3.0, 0) == 3.0
+
+
+def test_a_link_that_is_dead_for_too_long_ends_what_it_carries():
+    path = Constant(10.0)
+    scale = [(1.0, 0.0), (4.0, 0.5)]
+    assert passes(path, scale, 0.5, 10, patience_s=3.0) == 5.0
+    assert passes(path, scale, 0.5, 10, patience_s=2.9) == math.inf
+    assert passes(path, scale, 2.0, 10, patience_s=2.9) == finish(path, scale, 2.0, 10)  # of the time before it began
+    assert passes(path, scale, 0.5, 4, patience_s=0.1) == finish(path, scale, 0.5, 4) == 0.9
+    assert passes(path, [(1.0, 0.1)], 0.5, 100, patience_s=2.9) == finish(path, [(1.0, 0.1)], 0.5, 100)
+
+
+@pytest.mark.parametrize(("patience_s", "dead"), [(4.9, True), (5.1, False)])
+def test_a_gap_and_a_dead_time_beside_it_are_one(patience_s, dead):
+    """Nothing passes from 7 to 10 s and, across the period's end, to 11; the link is dead from 11 to 12."""
+    path = Looped([1.0, 7.0, 10.0], [0.0, 5.0, 0.0])
+    assert path.silence_s == path.shifted(2.0).silence_s == 4.0
+    assert (passes(path, [(11.0, 0.0), (12.0, 1.0)], 6.0, 20, patience_s) == math.inf) == dead
+
+
+@given(path=loops(), scale=scales(ends_dead=False), start=starts, size=sizes, patience=st.floats(0.01, 30))
+def test_only_dead_times_longer_than_the_patience_end_a_transfer(path, scale, start, size, patience):
+    end, outcome = finish(path, scale, start, size), passes(path, scale, start, size, patience)
+    assert outcome in (end, math.inf)
+    # What passes in a tenth of the patience tells, for times that are not close to it.
+    probes = [
+        passed(path, scale, at, at + patience / 10) > 0 for at in np.arange(start, end - patience / 10, patience / 10)
+    ]
+    longest = max((len(run) for run in "".join(" x"[not alive] for alive in probes).split()), default=0)
+    if outcome == end:
+        assert longest <= 10
+    else:
+        assert longest >= 8
 
 
 def test_an_unlimited_link_takes_no_time_unless_it_is_dead():

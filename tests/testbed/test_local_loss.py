@@ -91,7 +91,7 @@ def test_who_crashes_is_lost_and_others_are_not():
 
 def test_a_dead_link_ends_it():
     simulation = played(happenings=[Happening(5.0, 0, "link", 0.0)], up=100.0)
-    assert "dead for faults.batch_s=300" in str(simulation.courses[0].lost)
+    assert "dead, for longer than faults.batch_s=300" in str(simulation.courses[0].lost)
 
 
 def test_classifiers_are_small(chain: Chain):

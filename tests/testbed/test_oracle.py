@@ -1,11 +1,14 @@
 """Plans from the truth: costs by hand, and that planning again at a change is worth it."""
 
+import math
+
 import numpy as np
 import pytest
 from simulations import device, world_of
 
 from dynsl_app.compose import compose
 from dynsl_app.plan import Plan
+from dynsl_app.testbed.links import Looped
 from dynsl_app.testbed.oracle import Oracle, true_costs
 from dynsl_app.testbed.run import simulate_rounds
 from dynsl_app.testbed.simulate import Clock
@@ -32,6 +35,14 @@ def test_costs_are_the_truth_at_a_time(time_s: float, compute: float, link: floa
     assert costs.move_bytes[0].tolist() == [20, 0, 30, 70]
     # Up at 100 B/s, down at 200.
     assert costs.move_s[0].tolist() == pytest.approx([0.2 / link, 0, 0.15 / link, 0.35 / link])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_link_that_carries_nothing_now_leaves_the_whole_model() -> None:
+    """As in a trace's gap."""
+    dead = device(up=Looped([1.0, 2.0], [0.0, 100.0]))
+    costs = true_costs(world_of(dead), 0.0, 0.0, {0: 3}, {0: 0}, {0: (1, 4)}, boundary=4, moving=False)
+    assert costs.transfer_s[0].tolist() == [math.inf] * 3 + [0.0]
 
 
 def test_it_plans_the_best_cut_of_one_client() -> None:

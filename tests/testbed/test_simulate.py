@@ -266,11 +266,33 @@ def test_a_link_that_stays_dead_is_a_loss_and_no_hang(cut: int) -> None:
     """Where the client is fully local, it is found out at the end: the word that it is done does not get through."""
     world = world_of(device(), device(), happenings=[Happening(2.0, 0, "link", 0.0)])
     played = play(world, cut, 1)
-    assert played.lost == {0: "its link has been dead for faults.batch_s=50 s and stays so"}
+    assert played.lost == {0: "its link is dead, for longer than faults.batch_s=50 s"}
     assert played.ends[1] is not None
     # Found out after the patience: from the upload's start, or from the last batch's end.
     began = 1 / 3 if cut == 1 else 30.0
     assert played.named("client_lost")[0]["t"] == pytest.approx(began + 50, abs=1e-5)
+
+
+@pytest.mark.parametrize(("patience_s", "dead"), [(60.0, False), (50.0, True)])
+def test_a_gap_longer_than_the_patience_is_a_loss(patience_s: float, dead: bool) -> None:
+    """User case: a trace without a packet for 55 s, from 2 s on. Whoever has nothing to send then is not concerned."""
+    gap = Looped([2.0, 57.0, 200.0], [100.0, 0.0, 100.0])
+    world = world_of(device(up=gap), device(), device(up=gap))
+    played = play(world, 1, 1, 4, patience_s=patience_s)
+    reason = f"its link is dead, for longer than faults.batch_s={patience_s:g} s"
+    assert played.lost == ({0: reason} if dead else {})
+    assert None not in played.ends[1:]
+    if dead:
+        assert played.named("client_lost")[0]["t"] == pytest.approx(1 / 3 + patience_s, abs=1e-5)
+    else:
+        assert played.ends[0] == pytest.approx(55 + 3 * 8.45 + END)
+
+
+@pytest.mark.parametrize(("patience_s", "dead"), [(60.0, False), (50.0, True)])
+def test_the_last_word_waits_no_longer_than_the_patience(patience_s: float, dead: bool) -> None:
+    happenings = [Happening(20.0, 0, "link", 0.0), Happening(85.0, 0, "link", 1.0)]
+    played = play(world_of(device(), device(), happenings=happenings), 4, 4, patience_s=patience_s)
+    assert played.ends == [None if dead else pytest.approx(85 + END), pytest.approx(30 + END)]
 
 
 def test_nobody_left_ends_the_round() -> None:

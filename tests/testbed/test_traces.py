@@ -44,6 +44,15 @@ def test_packets_pass_in_their_milliseconds(write):
     assert finish(trace, [], 0, 5 * 1500 * 1000) == pytest.approx(10 - 0.004)
 
 
+def test_nothing_passes_where_no_packet_is_however_long(write):
+    """Between rates a gap is missing data, and refused; here it is an outage."""
+    trace = load_trace(write("1\n400000\n"))
+    assert (trace.period_s, trace.silence_s) == (400.0, pytest.approx(399.998))
+    assert finish(trace, [], 0.0, 3000) == pytest.approx(0.002)
+    assert finish(trace, [], 0.002, 1500) == pytest.approx(400.001)
+    assert load_trace(write("0 8\n1 4\n")).silence_s == 0
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
