@@ -8,7 +8,7 @@
 
 import argparse
 import json
-import os
+import re
 import shutil
 import signal
 import sys
@@ -61,10 +61,10 @@ def deploy(
         return superlink.run(overrides, echo=echo)
 
 
-def newest_summary() -> Path:
-    """``summary.json`` of the run that ended last, where Flower runs go unless ``run_dir`` says otherwise."""
-    base = Path(os.environ.get("DYNSL_RUNS") or "~/dynsl-runs").expanduser()
-    return max(base.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
+def run_folder(output: str) -> Path | None:
+    """The folder that a run's output says it is in; None if it does not say (``logging.console=off``)."""
+    said = re.findall(r"run folder  (\S.*?)\s*$", output, re.MULTILINE)
+    return Path(said[-1]) if said else None
 
 
 def describe(summary_path: Path) -> str:
@@ -93,7 +93,7 @@ def _interrupted(*_: object) -> None:
 
 
 def main() -> int:
-    """Run what the command line says; 0 if the ServerApp completed."""
+    """Run what the command line says; 0 if the ServerApp completed, and its folder has the results that it says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=["simulation", "deployment"])
     parser.add_argument("--clients", type=int, default=4)
@@ -120,8 +120,17 @@ def main() -> int:
     if not outcome.completed:
         print(f"\nThe run did not complete ({outcome.status}): {outcome.details}", file=sys.stderr)
         return 1
-    if "run_dir=" not in given.overrides:
-        print(f"\n{describe(newest_summary())}")
+    folder = run_folder(outcome.output)
+    if folder is not None:
+        try:
+            print(f"\n{describe(folder / 'summary.json')}")
+        except OSError as error:
+            print(
+                f"\nThe run completed, but its results in {folder} cannot be read ({error.strerror}): the folder was "
+                f"moved or deleted meanwhile",
+                file=sys.stderr,
+            )
+            return 1
     return 0
 
 

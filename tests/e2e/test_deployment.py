@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flower_run import deploy, newest_summary
+from flower_run import deploy, run_folder
 from flower_runtime import Outcome, SuperLink, end_process
 from PIL import Image
 
@@ -46,7 +46,8 @@ def test_nodes_train_on_their_own_folders(tmp_path: Path, runs: Path) -> None:
         node_config=lambda partition: f'data-root="{tmp_path}/node-{partition}"',
     )
     assert outcome.completed, outcome.output
-    run = newest_summary().parent
+    run = run_folder(outcome.output)
+    assert run is not None
     assert run.parent == runs
     assert _rounds(run) == [(3, [])]
     done = {event["client"]: event for event in read_events(run / "events.jsonl") if event["event"] == "client_done"}
@@ -70,7 +71,8 @@ def test_restarted_node_comes_back_under_tls(
         superlink.start_node(1, 2)
         outcome = running.result(timeout=_LIMIT_S)
     assert outcome.completed, outcome.output
-    run = newest_summary().parent
+    run = run_folder(outcome.output)
+    assert run is not None
     assert any(client == 0 and after < before for client, before, after in moves(run))
     rounds = _rounds(run)
     assert rounds[0] == (2, [])

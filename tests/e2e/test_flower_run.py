@@ -1,7 +1,6 @@
 """The scripts around Flower: what they start they end, and what they report is true."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -58,26 +57,55 @@ def test_only_a_failed_start_of_ray_is_tried_again_and_only_once(
     assert len(stand_in.outcomes) == left
 
 
-@pytest.mark.parametrize(("outcome", "code"), [(_DONE, 0), (_BUG, 1)])
-def test_exit_code_is_the_runs_outcome(
-    outcome: Outcome,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    runs: Path,
-) -> None:
+def _end(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of the script after a run that ended so."""
     monkeypatch.setattr(flower_run, "SuperLink", type("_StandIn", (_NoSuperLink,), {"outcomes": [outcome]}))
     monkeypatch.setattr(sys, "argv", ["flower_run.py", "simulation", "--clients", "2", "rounds=1"])
-    _summary(runs / "older", accuracy=0.1, ended=1000)
-    _summary(runs / "newer", accuracy=0.975, ended=2000)
-    assert flower_run.main() == code
+    return flower_run.main()
+
+
+def _output(folder: Path) -> str:
+    return f"INFO : run folder  {folder}\nfinished    1 round\nrun folder  {folder}\r\nINFO : done\n"
+
+
+def test_what_is_told_is_of_the_folder_that_the_run_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
+    """Wherever it is, and whatever has ended since."""
+    own = runs / "with a space"
+    _summary(own, accuracy=0.975)
+    _summary(runs / "newer", accuracy=0.1)
+    assert _end(Outcome("finished:completed", "", _output(own)), monkeypatch) == 0
     printed = capsys.readouterr()
-    if code:
-        assert "as ordered" in printed.err
-        assert "accuracy" not in printed.out
-    else:
-        assert "0.9750 after 3 rounds" in printed.out
-        assert str(runs / "newer") in printed.out
+    assert "0.9750 after 3 rounds" in printed.out
+    assert f"run folder  {own}\n" in printed.out
+
+
+def test_a_run_that_failed_is_told_and_exits_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _end(_BUG, monkeypatch) == 1
+    printed = capsys.readouterr()
+    assert "as ordered" in printed.err
+    assert "accuracy" not in printed.out
+
+
+def test_a_run_that_names_no_folder_is_not_described(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
+    _summary(runs / "another", accuracy=0.5)
+    assert _end(_DONE, monkeypatch) == 0
+    assert "accuracy" not in capsys.readouterr().out
+
+
+def test_a_folder_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
+    _summary(runs / "another", accuracy=0.5)
+    assert _end(Outcome("finished:completed", "", _output(runs / "own")), monkeypatch) == 1
+    printed = capsys.readouterr()
+    assert f"its results in {runs / 'own'} cannot be read (No such file or directory)" in printed.err
+    assert "accuracy" not in printed.out
 
 
 def test_end_process_leaves_no_descendant() -> None:
@@ -98,7 +126,7 @@ def test_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def _summary(folder: Path, *, accuracy: float, ended: int) -> None:
+def _summary(folder: Path, *, accuracy: float) -> None:
     folder.mkdir(parents=True)
     fields: Mapping[str, object] = {
         "accuracy": accuracy,
@@ -113,9 +141,7 @@ def _summary(folder: Path, *, accuracy: float, ended: int) -> None:
         "model": "cnn",
         "algorithm": "psl",
     }
-    path = folder / "summary.json"
-    path.write_text(json.dumps(fields))
-    os.utime(path, (ended, ended))
+    (folder / "summary.json").write_text(json.dumps(fields))
 
 
 def test_interrupting_is_told_at_once_and_cannot_be_interrupted(

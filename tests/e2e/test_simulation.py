@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from flower_run import describe, newest_summary, simulate
+from flower_run import describe, run_folder, simulate
 
 from dynsl_app.compose import compose
 from dynsl_app.local_grid import run_local
@@ -25,11 +25,12 @@ def test_simulation_trains_like_the_local_way(
     (tmp_path / "fleet.yaml").write_text(_FLEET)
     outcome = simulate(tmp_path / "flwr", 3, f"{_SMALL} name=simulated fleet.file={tmp_path}/fleet.yaml")
     assert outcome.completed, outcome.output
-    path = newest_summary()
-    assert path.parent.parent == runs
+    folder = run_folder(outcome.output)  # sober lines reach whoever streams the run
+    assert folder is not None
+    path = folder / "summary.json"
+    assert folder.parent == runs
     assert json.loads(path.read_text())["clients"] == 3
     assert f"run folder  {path.parent}" in describe(path)
-    assert f"run folder  {path.parent}" in outcome.output  # sober lines reach whoever streams the run
     assert any(client == 2 and after < before for client, before, after in moves(path.parent))
     nodes = next(iter(read_events(path.parent / "events.jsonl")))["nodes"]
     assert sorted(nodes) == ["0", "1", "2"]
