@@ -9,8 +9,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${DYNSL_VENV:-.venv}/bin/python"
 
 export DYNSL_RUNS="$PWD/runs"
-"$python" scripts/flower_run.py simulation --clients 4 "name=demo fleet=demo rounds=3"
-story=$(ls -td "$DYNSL_RUNS"/*/ | head -n 1)
+name="demo-$$"    # of this demo alone: others may run meanwhile
+"$python" scripts/flower_run.py simulation --clients 4 "name=$name fleet=demo rounds=3"
+story=$(ls -td "$DYNSL_RUNS"/*-"$name"/ | head -n 1)
 
 echo
 echo "Epoch times on the same four devices, without Flower's processes: dynsl, and every uniform cut"
