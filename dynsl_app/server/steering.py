@@ -108,19 +108,23 @@ class Steering:
         self._reports: dict[int, Report] = {}
         """Each client's last round."""
         self._plan: Plan | None = None
+        self._first: dict[int, int] = {}
+        """The cuts that were planned for the round that begins next; none where it begins as it was told."""
         self._round = self._total = self._service_jumps = 0
         self._joined = self._jumped = self._due = self._planning = False
         self._planner: threading.Thread | None = None
 
     def initial(self, plan: Plan) -> Plan:
         """The cuts to begin a round with: the plan's own, within the limits, until all clients are known."""
+        self._first = {}
         with self._news:
             batches = self._batches_of(sorted(plan.cuts))
             if batches is None:
                 within = {client: self._within(client, cut) for client, cut in plan.cuts.items()}
                 return Plan(plan.blocks, plan.boundary, within, plan.heads)
             costs = self._costs(plan, batches, dict.fromkeys(batches, 0), moving=False)
-        return Plan(plan.blocks, plan.boundary, self._begun(batches, costs), plan.heads)
+        self._first = self._begun(batches, costs)
+        return Plan(plan.blocks, plan.boundary, self._first, plan.heads)
 
     def join(self, plan: Plan, clients: Sequence[int]) -> dict[int, int]:
         """The cuts with which clients join a round under way: the plan's own until somebody has been measured.
@@ -146,6 +150,7 @@ class Steering:
         joined = {client: chosen[client] for client in clients}
         with self._news:
             self._cuts |= joined
+        self._tell(joined)
         return joined
 
     def _costs(self, plan: Plan, batches: Mapping[int, int], cuts: Mapping[int, int], *, moving: bool) -> Costs:
@@ -175,6 +180,7 @@ class Steering:
             self._courses, self._cuts = {}, dict(plan.cuts)
             self._opened = set()
             self._joined = self._jumped = self._due = False
+        self._tell(self._first)
         if self._mid_epoch and self._threaded:
             self._planner = threading.Thread(target=self._plan_loop, name="planner", daemon=True)
             self._planner.start()
@@ -424,9 +430,14 @@ class Steering:
                 course = self._courses.get(client)
                 if course is not None and course.target is None and cut != course.cut:
                     course.command = given[client] = cut
+        self._tell(given)
+
+    def _tell(self, cuts: Mapping[int, int]) -> None:
+        """The event of a plan, by client, if there is one."""
+        with self._news:
             round_ = self._round
-        if given:
-            self._events.emit("plan", round=round_, cuts={str(client): cut for client, cut in given.items()})
+        if cuts:
+            self._events.emit("plan", round=round_, cuts={str(client): cut for client, cut in cuts.items()})
 
 
 _LATE = 1.5

@@ -104,6 +104,23 @@ def test_a_client_introduces_itself_once(steering: Made) -> None:
     assert subject.wants_profile(1)
 
 
+def test_a_rounds_plan_is_told_as_it_begins(steering: Made, log: Log) -> None:
+    """The first round has none: it begins as it is told."""
+    subject = steering()
+    for round_ in (1, 2):
+        plan = subject.initial(HALF)
+        assert len(log.events) == 2 * (round_ - 1)  # nothing before the round's own start
+        subject.begin(round_, plan)
+        plans = [event for event in log.events if event["event"] == "plan"]
+        cuts = {str(client): cut for client, cut in plan.cuts.items()}
+        assert [{**event, "t": 0} for event in plans] == [
+            {"t": 0, "event": "plan", "round": 2, "cuts": cuts} for _ in range(round_ - 1)
+        ]
+        for client in (0, 1):
+            subject.opened(client, 10, scaled(1 + 9 * client), None)
+        subject.end()
+
+
 def test_what_is_known_of_a_client_is_written_down(steering: Made, log: Log) -> None:
     subject = steering(limits=(1, 3))
     one_round(subject, (0, scaled(2), 3_000_000), (1, scaled(1), None))

@@ -219,6 +219,28 @@ def test_an_overdue_upload_is_evidence_before_it_ends() -> None:
     assert any(falls)
 
 
+# -- what is told ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["dynsl allocator.mid_epoch=false", "ares", "dtfl", "sfsl"])
+def test_algorithms_that_plan_between_rounds_tell_their_plans(algorithm: str) -> None:
+    kept = played(*BASE, *f"algorithm={algorithm}".split())
+    first, second = kept.named("round_start")
+    (plan,) = kept.named("plan")
+    assert (plan["round"], plan["cuts"]) == (2, second["cuts"])
+    assert set(first["cuts"].values()) == {3}
+    assert kept.events[kept.events.index(second) + 1] == plan
+
+
+def test_plans_for_clients_that_join_are_told() -> None:
+    kept = played(*BASE, "algorithm=dynsl", "allocator.mid_epoch=false", "dynamics=double")
+    newcomers = [str(client) for client in range(24, 48)]
+    opened = {str(event["client"]): event["cut"] for event in kept.named("stream_open") if event["client"] >= 24}
+    joined = [event for event in kept.named("plan") if sorted(event["cuts"]) == newcomers]
+    assert [event["round"] for event in joined] == [1, 2]
+    assert joined[-1]["cuts"] == opened
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
