@@ -19,7 +19,7 @@ from dynsl_app.errors import DynslError, Interrupted, SweepError
 from dynsl_app.leaving import leave
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
-from dynsl_app.sweep import Record
+from dynsl_app.sweep import Record, finished
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 """Hydra's own variable: set to 1, it raises errors to the caller, instead of printing them and exiting."""
@@ -116,7 +116,7 @@ def _job(cfg: DictConfig) -> Summary:
         if hydra_cfg.runtime.choices["hydra/launcher"] != "basic" and settings.logging.console == "auto":
             # Runs side by side would mix their lines; each one's last line is the record's.
             settings = dataclasses.replace(settings, logging=dataclasses.replace(settings.logging, console="off"))
-        return _run(settings)
+        return finished(hydra_cfg, settings) or _run(settings)
     except DynslError as error:
         if hydra_cfg.mode is RunMode.MULTIRUN:
             raise

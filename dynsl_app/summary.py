@@ -1,9 +1,12 @@
 """What a finished run says of itself: ``summary.json``, and the event ``run_end``."""
 
+import hashlib
 import importlib.metadata
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dynsl_app.telemetry import strict_json
@@ -11,9 +14,22 @@ from dynsl_app.telemetry import strict_json
 _REPORTED = ("dynsl", "torch", "torchvision", "flwr", "grpcio", "numpy")
 
 
+def code_digest(package: Path) -> str:
+    """Twelve hexadecimal digits that differ where a package's source does, whatever its version says."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        text = file.read_bytes()
+        digest.update(f"{file.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:12]
+
+
+_CODE = code_digest(Path(__file__).parent)
+"""Of this package, as it was when the process began, for the code that runs is that."""
+
+
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that results may depend on."""
-    versions = {"python": platform.python_version()}
+    """Versions of Python and of packages that results may depend on, and as ``code`` a digest of this one's source."""
+    versions = {"python": platform.python_version(), "code": _CODE}
     for package in _REPORTED:
         try:
             versions[package] = importlib.metadata.version(package)
@@ -48,7 +64,7 @@ class Summary:
     run_dir
         Absolute path of the run folder.
     versions
-        Of Python and the packages that results may depend on.
+        Of Python, the packages that results may depend on, and this one's source.
     """
 
     accuracy: float | None
@@ -77,3 +93,12 @@ class Summary:
     def to_json(self) -> str:
         """``summary.json``'s text: strict JSON, null where a number is not finite."""
         return strict_json.dumps(self.fields(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Summary":
+        """Inverse of :meth:`to_json`. Raises ValueError, TypeError or KeyError if it is of another layout."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError("a summary is a JSON object")
+        cuts = {int(client): cut for client, cut in fields.pop("cuts").items()}
+        return cls(**fields | {"cuts": cuts, "epoch_s": tuple(fields["epoch_s"])})

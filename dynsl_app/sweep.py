@@ -13,13 +13,17 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+from hydra.conf import HydraConf
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dynsl_app.errors import DynslError
+from dynsl_app.kept import NotTheSame, check_same_sweep, kept
+from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 
 FILE = "multirun.csv"
@@ -36,20 +40,37 @@ class Record(Callback):
 
     A job of ``dynsl`` returns its :class:`~dynsl_app.summary.Summary` or raises. One that raised counts as done, with
     no number, so that the sweep goes on.
+
+    Parameters
+    ----------
+    resume
+        Whether the folder's sweep goes on, see :func:`finished`; else a folder that holds one is refused.
     """
 
     current: ClassVar["Record | None"] = None
     """The sweep of this process: Hydra makes it, so that nobody could hand it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, resume: bool = False) -> None:
+        self._resume = resume
         self.path: Path | None = None
         """``multirun.csv``, absolute; None outside of a sweep."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Take the sweep's folder; ends the program if it holds a sweep, or the sweeper would seek the worst run."""
+        """Take the sweep's folder.
+
+        Ends the program if the folder holds another sweep, or the sweeper would seek the worst run.
+        """
         path = Path(str(config.hydra.sweep.dir)).absolute() / FILE
+        if path.exists() and not self._resume:
+            _refuse(
+                f"hydra.sweep.dir={path.parent} holds a sweep already ({path}); choose another folder, or set "
+                f"hydra.callbacks.sweep.resume=true to go on with it"
+            )
         if path.exists():
-            _refuse(f"hydra.sweep.dir={path.parent} holds a sweep already ({path}); choose another folder")
+            try:
+                check_same_sweep(path.parent, config)
+            except NotTheSame as error:
+                _refuse(f"hydra.callbacks.sweep.resume=true: {error}")
         metric, direction = str(config.sweep.metric), OmegaConf.select(config, "hydra.sweeper.direction")
         best = "maximize" if metric == "accuracy" else "minimize"
         if direction is not None and str(getattr(direction, "name", direction)) != best:
@@ -94,6 +115,26 @@ class Record(Callback):
         return len(failed)
 
 
+def finished(hydra: HydraConf, settings: Settings) -> Summary | None:
+    """What a job has left in a sweep that goes on, if that may stand for it; None: the job is to be done.
+
+    Prints that it is kept, or why it is done again.
+    """
+    if hydra.mode is not RunMode.MULTIRUN or not OmegaConf.select(DictConfig(hydra), "callbacks.sweep.resume"):
+        return None
+    rows = read_rows(Path(hydra.sweep.dir).absolute() / FILE)
+    folder = next((row["run_dir"] for row in rows if (row["job"], row["status"]) == (str(hydra.job.num), "ok")), None)
+    if folder is None:
+        return None
+    try:
+        summary = kept(Path(folder), settings)
+    except NotTheSame as reason:
+        print(f"run #{hydra.job.num:<6} is done again: {reason} ({folder})", flush=True)
+        return None
+    print(f"run #{hydra.job.num:<6} is kept: {folder}", flush=True)
+    return summary
+
+
 def measure(summary: Summary, metric: str) -> float | None:
     """The number that ``sweep.metric`` names; None where the run has none."""
     match metric:
@@ -111,13 +152,17 @@ def measure(summary: Summary, metric: str) -> float | None:
 
 
 def add_row(path: Path, row: Mapping[str, object]) -> None:
-    """Add a row, in the order of the jobs' numbers; safe in several processes at once, and the file is always whole."""
+    """Add a row in the order of the jobs' numbers, in place of one of the same number.
+
+    Safe in several processes at once, and the file is always whole.
+    """
     # Imported here: it loads torch, which the process of a job has loaded by now.
     from dynsl_app.server.durable import replacing
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
-        rows: list[Mapping[str, object]] = sorted([*read_rows(path), row], key=lambda each: int(str(each["job"])))
+        others = [each for each in read_rows(path) if each["job"] != str(row["job"])]
+        rows: list[Mapping[str, object]] = sorted([*others, row], key=lambda each: int(str(each["job"])))
         overrides = dict.fromkeys(name for each in rows for name in each if name not in ("job", *RESULTS))
         with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["job", *overrides, *RESULTS])
@@ -198,7 +243,7 @@ def _settings(row: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _refuse(reason: str) -> None:
+def _refuse(reason: str) -> NoReturn:
     # Hydra makes a warning of any exception of a callback, and goes on.
     print(f"error: {reason}", file=sys.stderr)
     raise SystemExit(1)

@@ -214,6 +214,10 @@ def test_runs_of_a_sweep_side_by_side(tmp_path):
     assert {Path(row["run_dir"]) for row in rows[:2]} == set((tmp_path / "runs").iterdir())
     assert "2 of 4 runs failed" in done.stderr
     assert "Traceback" not in done.stderr
+    command += ["algorithm.cut=1,9", "seed=1,2", "hydra.callbacks.sweep.resume=true"]
+    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.stdout.count("is kept") == 2
+    assert read_rows(tmp_path / "sweep" / "multirun.csv") == rows
 
 
 def test_a_failed_run_is_an_error(dynsl, capsys):

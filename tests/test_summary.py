@@ -1,9 +1,11 @@
 import json
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import pytest
 
-from dynsl_app.summary import Summary, installed_versions
+import dynsl_app
+from dynsl_app.summary import Summary, code_digest, installed_versions
 
 SUMMARY = Summary(
     accuracy=0.9375,
@@ -36,6 +38,26 @@ def test_json_has_the_promised_fields_and_types() -> None:
 
 def test_the_event_says_the_same_as_the_file() -> None:
     assert SUMMARY.fields() == json.loads(SUMMARY.to_json())
+
+
+def test_it_is_read_again() -> None:
+    assert Summary.from_json(SUMMARY.to_json()) == SUMMARY
+    for text in ("{}", SUMMARY.to_json().replace("rounds", "turns"), '"text"', "{"):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            Summary.from_json(text)
+
+
+def test_the_code_is_known_by_its_source(tmp_path: Path) -> None:
+    digests = set()
+    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
+        (tmp_path / "a.py").unlink(missing_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / "notes.txt").write_text(name)
+        digests.add(code_digest(tmp_path))
+        (tmp_path / "notes.txt").unlink()
+        assert code_digest(tmp_path) in digests
+    assert len(digests) == 3
+    assert installed_versions()["code"] == code_digest(Path(dynsl_app.__file__).parent)
 
 
 def test_a_loss_that_is_not_finite_is_null() -> None:
