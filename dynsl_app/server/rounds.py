@@ -210,17 +210,9 @@ class _Trainer:
         if not finished:
             raise nobody_finished(round_, {client: controller.sessions[client].reason for client in lost})
         self.standing.aggregate(plan, heads, replies, samples, settings)
-        traffic = [session.traffic for session in controller.sessions.values()]
-        moves = sum(session.generation for session in controller.sessions.values())
-        up, down = sum(up for up, _ in traffic), sum(down for _, down in traffic)
-        self.standing.count(round_, controller.epoch_s, up, down, moves)
-        self.standing.cuts.update({client: session.cut for client, session in controller.sessions.items()})
+        told = self.standing.count(round_, controller.epoch_s, controller.sessions, finished)
         self.standing.score = score(
             self.standing.chain, self._held_out, settings.evaluation.batch, settings.server.device
-        )
-        sessions = [controller.sessions[client] for client in finished]
-        trained = Score(
-            sum(samples.values()), sum(s.correct for s in sessions), sum(session.loss_sum for session in sessions)
         )
         fields: dict[str, Any] = {"loss": self.standing.score.loss, "accuracy": self.standing.score.accuracy}
         if settings.evaluation.federated:
@@ -230,16 +222,8 @@ class _Trainer:
             "round_end",
             round=round_,
             epoch_s=controller.epoch_s,
-            train_loss=trained.loss,
-            train_accuracy=trained.accuracy,
+            **told,
             **fields,
-            bytes_up=up,
-            bytes_down=down,
-            samples=trained.samples,
-            clients=len(finished),
-            lost=lost,
-            cuts={str(client): session.cut for client, session in controller.sessions.items()},
-            moves=moves,
             seconds=time.monotonic() - began,
         )
         path = save(self._folder.checkpoint, self.standing.checkpoint())

@@ -1,7 +1,8 @@
 """What outlives a round: the merged model, states that persist, totals. What a checkpoint holds."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +20,19 @@ from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 
 Tensors = Mapping[str, Tensor]
+
+
+class Trained(Protocol):
+    """What a client did in a round: ``traffic`` are bytes up and down, ``generation`` its moves."""
+
+    cut: int
+    generation: int
+    samples: int
+    loss_sum: float
+    correct: int
+
+    @property
+    def traffic(self) -> tuple[int, int]: ...
 
 
 @dataclass
@@ -128,13 +142,46 @@ class Standing:
                     [(samples[one], {name: replies[one].weights[name] for name in before}) for one in trained]
                 )
 
-    def count(self, round_: int, epoch_s: float, bytes_up: int, bytes_down: int, moves: int) -> None:
-        """Note a completed round."""
+    def count(
+        self, round_: int, epoch_s: float, clients: Mapping[int, Trained], finished: Collection[int]
+    ) -> dict[str, Any]:
+        """Note a completed round.
+
+        Parameters
+        ----------
+        clients
+            All that took part.
+        finished
+            Those of them that count.
+
+        Returns
+        -------
+        dict
+            What its event ``round_end`` says of clients and training; losses are None where nothing was computed.
+        """
+        traffic = [client.traffic for client in clients.values()]
+        up, down = sum(up for up, _ in traffic), sum(down for _, down in traffic)
+        moves = sum(client.generation for client in clients.values())
+        cuts = {client: one.cut for client, one in sorted(clients.items())}
+        done = [clients[client] for client in finished]
+        trained = Score(sum(o.samples for o in done), sum(o.correct for o in done), sum(o.loss_sum for o in done))
         self.round = round_
         self.epoch_s.append(epoch_s)
-        self.bytes_up += bytes_up
-        self.bytes_down += bytes_down
+        self.bytes_up += up
+        self.bytes_down += down
         self.moves += moves
+        self.cuts.update(cuts)
+        return {
+            "train_loss": trained.loss if trained.samples else None,
+            "train_accuracy": trained.accuracy if trained.samples else None,
+            "bytes_up": up,
+            "bytes_down": down,
+            "samples": trained.samples,
+            "clients": len(done),
+            "lost": sorted(clients.keys() - set(finished)),
+            "cuts": {str(client): cut for client, cut in cuts.items()},
+            "moves": moves,
+        }
 
     def checkpoint(self) -> Checkpoint:
         """As a value to save."""

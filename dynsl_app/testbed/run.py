@@ -19,7 +19,7 @@ from dynsl_app.data.source import DataSpec, Source
 from dynsl_app.dynamics import Dynamics
 from dynsl_app.errors import SettingsError
 from dynsl_app.model.build import build_chain
-from dynsl_app.model.evaluate import Score, score
+from dynsl_app.model.evaluate import score
 from dynsl_app.model.local_head import local_heads
 from dynsl_app.model.probe import probe
 from dynsl_app.plan import Plan
@@ -339,21 +339,29 @@ class Testbed:
         if compute is not None and heads is not None:
             self.standing.aggregate(plan, heads, compute.replies(finished, samples), samples, settings)
             self.standing.score = score(self.standing.chain, self._held_out, settings.evaluation.batch, "cpu")
-        self._count(round_, simulation)
-        done = [courses[client] for client in finished]
+        taking_part = {client: course for client, course in courses.items() if course.started_s is not None}
+        self._end(round_, simulation.epoch_s, taking_part, finished, events, seconds=clock.now - start)
+
+    def _end(
+        self,
+        round_: int,
+        epoch_s: float,
+        courses: Mapping[int, Course],
+        finished: Sequence[int],
+        events: EventStream,
+        *,
+        seconds: float,
+    ) -> None:
+        told = self.standing.count(round_, epoch_s, courses, finished)
+        held_out = self.standing.score if self._real else None
         events.emit(
             "round_end",
             round=round_,
-            epoch_s=simulation.epoch_s,
-            **self._scores(done),
-            bytes_up=int(sum(course.bytes_up for course in courses.values())),
-            bytes_down=int(sum(course.bytes_down for course in courses.values())),
-            samples=sum(course.samples for course in done),
-            clients=len(finished),
-            lost=lost,
-            cuts={str(client): course.cut for client, course in courses.items() if course.started_s is not None},
-            moves=sum(course.generation for course in courses.values()),
-            seconds=clock.now - start,
+            epoch_s=epoch_s,
+            **told,
+            loss=held_out and held_out.loss,
+            accuracy=held_out and held_out.accuracy,
+            seconds=seconds,
         )
 
     def _bound(self, round_: int, world: World, events: EventStream, clock: Clock) -> None:
@@ -364,45 +372,7 @@ class Testbed:
         events.emit("round_start", round=round_, clients=[], cuts={}, boundary=world.blocks, heads=0)
         epoch_s = bound_s(world, self._present, self._limits(world), self.t0_s, clock.now)
         clock.now += epoch_s
-        self.standing.count(round_, epoch_s, 0, 0, 0)
-        events.emit(
-            "round_end",
-            round=round_,
-            epoch_s=epoch_s,
-            **self._scores([]),
-            bytes_up=0,
-            bytes_down=0,
-            samples=0,
-            clients=0,
-            lost=[],
-            cuts={},
-            moves=0,
-            seconds=epoch_s,
-        )
-
-    def _count(self, round_: int, simulation: Simulation) -> None:
-        courses = simulation.courses.values()
-        up, down = sum(course.bytes_up for course in courses), sum(course.bytes_down for course in courses)
-        moves = sum(course.generation for course in courses)
-        self.standing.count(round_, simulation.epoch_s, int(up), int(down), moves)
-        self.standing.cuts.update({course.client: course.cut for course in courses if course.started_s is not None})
-
-    def _scores(self, done: Sequence[Course]) -> dict[str, float | None]:
-        """Loss and accuracy in training and on held-out data; None where nothing is computed."""
-        if not self._real:
-            return dict.fromkeys(("train_loss", "train_accuracy", "loss", "accuracy"))
-        trained = Score(
-            sum(course.samples for course in done),
-            sum(course.correct for course in done),
-            sum(course.loss_sum for course in done),
-        )
-        held_out = self.standing.score
-        return {
-            "train_loss": trained.loss,
-            "train_accuracy": trained.accuracy,
-            "loss": held_out.loss,
-            "accuracy": held_out.accuracy,
-        }
+        self._end(round_, epoch_s, {}, [], events, seconds=epoch_s)
 
     def _make_driver(self, events: EventStream, clock: Clock) -> Driver:
         settings, world = self._settings, self.world

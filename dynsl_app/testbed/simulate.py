@@ -156,6 +156,11 @@ class Course:
     asked: int = 0
 
     @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up (from the client) and down, in whole ones."""
+        return int(self.bytes_up), int(self.bytes_down)
+
+    @property
     def finished(self) -> bool:
         """Whether nothing more is to come of it, unless it joins again."""
         return not self.present or self.ended_s is not None or self.lost is not None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,13 +151,29 @@ def test_a_reply_that_does_not_fit_is_not_used() -> None:
         assert reason in message
 
 
+def took_part(cut: int, moves: int, samples: int = 0) -> SimpleNamespace:
+    numbers = {"samples": samples, "loss_sum": 2.0 * samples, "correct": samples // 2}
+    return SimpleNamespace(cut=cut, generation=moves, traffic=(5, 10), **numbers)
+
+
+def test_a_round_that_ended_counts_and_is_told() -> None:
+    """Traffic and moves of all, training of those that count only."""
+    standing = Standing(chain())
+    standing.cuts = {1: 3, 4: 1}
+    told = standing.count(2, 1.5, {4: took_part(2, 3, samples=6), 0: took_part(1, 0, samples=4)}, [4])
+    assert (standing.round, standing.epoch_s, standing.moves, standing.cuts) == (2, [1.5], 3, {0: 1, 1: 3, 4: 2})
+    assert (standing.bytes_up, standing.bytes_down) == (told["bytes_up"], told["bytes_down"]) == (10, 20)
+    assert (told["clients"], told["lost"], told["cuts"], told["samples"]) == (1, [0], {"0": 1, "4": 2}, 6)
+    assert (told["train_loss"], told["train_accuracy"]) == (2.0, 0.5)
+    assert standing.count(3, 1.5, {4: took_part(2, 3)}, [4])["train_loss"] is None, "nothing was computed"
+
+
 def test_a_checkpoint_holds_all_of_it(tmp_path: Path) -> None:
     """User cases 13, 38."""
     standing, _, _ = merged("resnet18", Settings(server=ServerSettings(batchnorm="local")))
     standing.optimizers = {2: {"fc.weight/step": torch.tensor(7.0)}, 0: {}}
     standing.head_optimizers = {1: {"fc.bias/exp_avg": torch.ones(10)}}
-    standing.count(4, epoch_s=1.5, bytes_up=10, bytes_down=20, moves=3)
-    standing.cuts = {0: 2, 11: 5}
+    standing.count(4, 1.5, {11: took_part(5, moves=2), 0: took_part(2, moves=1)}, [0])
     standing.score = Score(100, 93, 12.5)
     checkpoint.save(tmp_path, standing.checkpoint())
 
