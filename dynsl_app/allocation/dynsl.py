@@ -233,7 +233,8 @@ class DynslAllocator:
             opened, memory.rate_s = memory.rate_s == 0, lost_s / float(costs.batches[row])
             if opened and memory.paced_at is not None:
                 memory.lost_s = memory.rate_s * (memory.done - memory.paced_at)
-            waiting[row] = memory.lost_s < self._settings.guard * price_s[row]
+            # To the nearest batch: those that a costly move is for are long.
+            waiting[row] = memory.lost_s + memory.rate_s / 2 < self._settings.guard * price_s[row]
         return waiting
 
 

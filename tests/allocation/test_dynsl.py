@@ -167,9 +167,9 @@ def test_a_client_may_go_on_in_the_same_direction_during_the_cool_down() -> None
     assert subject.revise(situation(alone(cut=2), since_move=np.array([3]))) == {0: 1}
 
 
-@pytest.mark.parametrize(("guard", "batches"), [(0.0, 0), (0.5, 5), (1.0, 10)])
+@pytest.mark.parametrize(("guard", "batches"), [(0.0, 0), (0.5, 5), (1.0, 9)])
 def test_a_costly_move_waits_until_its_share_is_lost(guard: float, batches: int) -> None:
-    """A batch loses 1.5 s, the move costs 14 s: half of that is lost in 5 batches."""
+    """A batch loses 1.5 s, the move costs 14 s: half of that is lost in 5 batches, all of it soonest after 9."""
     subject = allocator(guard=guard)
     asked = [
         done
@@ -226,8 +226,8 @@ def test_who_waits_for_a_costly_move_makes_no_cheap_one_on_the_way() -> None:
     """It would have to settle at half-way, where it gains little, and pay for the rest as well."""
     subject = allocator()
     costs = replace(alone(move_s=1.0), move_s=np.array([[15.0, 1.0, 0.0]]))
-    asked = [subject.revise(situation(costs, batches_done=np.array([50 + done]))) for done in range(7)]
-    assert asked == [{}] * 6 + [{0: 1}]
+    asked = [subject.revise(situation(costs, batches_done=np.array([50 + done]))) for done in range(6)]
+    assert asked == [{}] * 5 + [{0: 1}]
 
 
 def test_others_move_while_one_waits() -> None:
