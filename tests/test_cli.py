@@ -308,11 +308,23 @@ def test_interrupting_is_not_a_traceback(dynsl, monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def heed_interruptions() -> None:
+    """A shell lets what it starts in the background ignore them, and so do their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupting_a_run_names_its_folder(tmp_path):
     """Ctrl-C after the first checkpoint: the line is a command that goes on."""
     command = [Path(sys.executable).parent / "dynsl", "model=mlp", "wire=inprocess", "clients=2", "rounds=10000"]
     environment = {**os.environ, "DYNSL_RUNS": str(tmp_path), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=heed_interruptions,
+    ) as run:
         watchdog = threading.Timer(120, run.kill)
         watchdog.start()
         assert run.stdout is not None

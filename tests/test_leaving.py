@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,6 +45,14 @@ def test_without_clients_it_ends_as_any_other():
 def interrupt() -> None:
     """Ctrl-C: a handler has run when this is back."""
     os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """Interruptions raise, also where a shell has started the tests in the background, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def within(steps: list[str], then: list[str]) -> None:
