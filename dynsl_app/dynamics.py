@@ -97,7 +97,7 @@ _READER = RowReader(
     kind=Dynamics,
     parts={"rows": Row},
     needs=("rows",),
-    laid_over=(),
+    laid_over=("rounds",),
     example="conf/dynamics/links_dip.yaml",
 )
 

@@ -62,7 +62,10 @@ class RowReader(Generic[T]):
         origin = f"{self.group}={plain.get('name')}"
         if file is None:
             return self._make(plain, origin)
-        if plain.get("name", "none") != "none" or any(isinstance(rows, list) and rows for rows in plain.values()):
+        listed = [
+            rows for name, rows in plain.items() if name not in self.laid_over and isinstance(rows, list) and rows
+        ]
+        if plain.get("name", "none") != "none" or listed:
             raise SettingsError(f"{self.group}.file={file} and {origin} both list {self.needs[0]}; choose one of them")
         return self.read(Path(str(file)), {name: plain[name] for name in self.laid_over if plain.get(name)})
 

@@ -44,4 +44,6 @@ def main(grid: Grid, context: Context) -> None:
         raise SettingsError(
             "wire=inprocess cannot reach the clients of a Flower run, which are other processes; use wire=grpc"
         )
+    if settings.runtime == "testbed":
+        raise SettingsError("runtime=testbed simulates devices itself, without Flower; use `dynsl runtime=testbed …`")
     run(settings, GridControlPlane(grid), _DEFAULT_BASE)

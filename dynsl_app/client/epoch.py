@@ -96,9 +96,11 @@ class _Round:
         self._exchanged: tuple[float, Transfer | None] = (0.0, None)
         """Seconds from sending the last frame to having its answer, and when that came; None: not waited for."""
         self._began = self._sent = time.monotonic()
-        """When this batch began, and when the last progress was sent."""
+        """When this batch began, and when what an ACK answers was sent last."""
         self._answering_s = math.inf
-        """How long the last answer to a progress took to come."""
+        """How long the last ACK took to come."""
+        self._block_s: dict[int, float] = {}
+        """Of the last batch."""
         self._asked = 0
         """Bytes with which the last answer read asked to probe the link."""
         self._noise = torch.empty(0, dtype=torch.uint8)
@@ -149,11 +151,12 @@ class _Round:
         """
         top = self._forward(x, len(y))
         if self._unread is not None:
-            self._answer(self._unread)
+            reply = self._answer(self._unread)
+            self._report = report(self._block_s, self._answering_s, reply.received)
+        self._sent = time.monotonic()
         self._send_activation(top, y)
         self._unread = self.batch
         self._prefix.backward_alone(top, y, self._members(len(y)))
-        self._exchanged = 0.0, None
         self._step()
 
     def _send_activation(self, top: Tensor, y: Tensor) -> None:
@@ -198,7 +201,8 @@ class _Round:
 
     def _step(self) -> None:
         self._prefix.step(self._rate.at(self._order.round, self.batch))
-        self._report = report(self._meter.take() if self._meter else {}, *self._exchanged)
+        self._block_s = self._meter.take() if self._meter else {}
+        self._report = report(self._block_s, *self._exchanged)
 
     def _exchange(self) -> Frame:
         """Wait for the answer to the frame just sent, and note how long that took."""

@@ -81,7 +81,8 @@ class RealCompute:
             top = device.top.detach()
             works.append(Work(self._key(client, batch), top, device.target, rate, device.prefix.cut))
         outcomes = self._heads.backward(works)
-        self._heads.step([work for work, one in zip(works, outcomes, strict=True) if isinstance(one, Result)])
+        if trained := [work for work, one in zip(works, outcomes, strict=True) if isinstance(one, Result)]:
+            self._heads.step(trained)
         told: list[tuple[int, float, int] | str] = []
         for work, outcome in zip(works, outcomes, strict=True):
             if isinstance(outcome, Refused):

@@ -59,7 +59,7 @@ class LocalLoss(Simulation):
     def _trained(self, course: Course) -> None:
         if self._compute is not None:
             self._compute.backward(course.client, course.batch)
-        course.news = Measured(self._measured_s(course))
+        course.news = replace(course.news or Measured({}), block_s=self._measured_s(course))
         last = course.leaving or course.batch + 1 == course.batches
         if last and course.client in self._away:
             self._through.add(course.client)
@@ -69,6 +69,8 @@ class LocalLoss(Simulation):
     def _reply_read(self, course: Course) -> None:
         """A batch is acknowledged."""
         client = course.client
+        away_s = self._clock.now - course.sent_s - course.held_s
+        course.news = replace(course.news or Measured({}), up=course.up, down=course.down, away_s=away_s)
         self._away.discard(client)
         if client in self._held:
             self._held.discard(client)

@@ -17,7 +17,7 @@ from dynsl_app.allocation.refine import EVENTS, refine
 from dynsl_app.data.load import client_data, load_source
 from dynsl_app.data.source import DataSpec, Source
 from dynsl_app.dynamics import Dynamics
-from dynsl_app.errors import SettingsError
+from dynsl_app.errors import DynslError, SettingsError
 from dynsl_app.model.build import build_chain
 from dynsl_app.model.evaluate import score
 from dynsl_app.model.local_head import local_heads
@@ -111,6 +111,9 @@ def run_testbed(settings: Settings, default_base: Path = Path("runs")) -> Summar
     events = EventStream(make_sinks(settings, folder), clock=clock)
     try:
         summary = trainer.run(folder, events, clock)
+    except DynslError as error:
+        error.run_dir = folder.path
+        raise
     finally:
         events.close()
     if settings.logging.console != "off":
@@ -188,6 +191,12 @@ class Testbed:
         self.t0_s = best_static_s(world, limits)
         self._truth = with_happenings(world, settings.fleet, settings.dynamics, self.t0_s, settings.seed)
         self._quiet = with_happenings(world, settings.fleet, Dynamics(), self.t0_s, settings.seed)
+        newcomers = len(self._truth.clients) - len(world.clients)
+        if self._real and newcomers:
+            raise SettingsError(
+                f"dynamics={settings.dynamics.name}: there are no data for {newcomers} clients that come beyond the "
+                f"fleet's {len(world.clients)}; set testbed.compute=phantom, or let clients of the fleet join"
+            )
         self._spec = spec
         self._begin(settings)
 
@@ -288,14 +297,15 @@ class Testbed:
         if isinstance(driver, Oracle):
             driver.world = world
         everybody = make_plan(settings, world.blocks, range(len(world.clients)))
-        began = {client: everybody.cuts[client] for client in self._present}
+        present = self._present_in(world)
+        began = {client: everybody.cuts[client] for client in present}
         first = driver.initial(dataclasses.replace(everybody, cuts=began))
         plan = dataclasses.replace(everybody, cuts={**everybody.cuts, **first.cuts})
         cuts = {str(client): cut for client, cut in first.cuts.items()}
         events.emit(
             "round_start",
             round=round_,
-            clients=list(self._present),
+            clients=list(present),
             cuts=cuts,
             boundary=plan.boundary,
             heads=plan.heads,
@@ -310,7 +320,7 @@ class Testbed:
         simulation = kind(
             world,
             plan,
-            self._present,
+            present,
             driver,
             driver,
             policy_maker(settings, plan, round_),
@@ -364,13 +374,21 @@ class Testbed:
             seconds=seconds,
         )
 
+    def _present_in(self, world: World) -> list[int]:
+        """Clients that are there when a round begins: those whose first coming or going is no joining."""
+        first: dict[int, str] = {}
+        for happening in sorted(world.happenings, key=lambda one: one.at_s):
+            if happening.client is not None and happening.kind in ("join", "leave", "crash"):
+                first.setdefault(happening.client, happening.kind)
+        return [client for client in self._present if first.get(client) != "join"]
+
     def _bound(self, round_: int, world: World, events: EventStream, clock: Clock) -> None:
         """A round that nobody trains: its epoch is as long as the bound says."""
         # Only here is scipy needed.
         from dynsl_app.testbed.bound import bound_s
 
         events.emit("round_start", round=round_, clients=[], cuts={}, boundary=world.blocks, heads=0)
-        epoch_s = bound_s(world, self._present, self._limits(world), self.t0_s, clock.now)
+        epoch_s = bound_s(world, self._present_in(world), self._limits(world), self.t0_s, clock.now)
         clock.now += epoch_s
         self._end(round_, epoch_s, {}, [], events, seconds=epoch_s)
 

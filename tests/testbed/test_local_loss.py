@@ -10,6 +10,7 @@ from dynsl_app.model.chain import Chain
 from dynsl_app.model.probe import probe
 from dynsl_app.plan import Plan, Power
 from dynsl_app.server.batching import Continuous
+from dynsl_app.server.director import Measured
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.testbed.links import Constant
 from dynsl_app.testbed.local_loss import LocalLoss, classifier_shares, without_gradients
@@ -20,7 +21,7 @@ from dynsl_app.testbed.world import Client, Happening, Server, World
 
 
 def played(
-    *, clients=1, server_s=1.0, up=math.inf, rtt_s=0.0, cut=1, classifier=0.0, happenings=(), workers=1
+    *, clients=1, server_s=1.0, up=math.inf, rtt_s=0.0, cut=1, classifier=0.0, happenings=(), workers=1, director=None
 ) -> LocalLoss:
     """Ten batches a client, 3 s for each of two blocks, 10 bytes up."""
     one = Client("d", "d", (3.0, 3.0), Constant(up), Constant(math.inf), rtt_s, 10, Power(1, 1, 1))
@@ -34,7 +35,7 @@ def played(
         0.0,
         0.0,
     )
-    director = Fixed()
+    director = director or Fixed()
     simulation = LocalLoss(
         without_gradients(world),
         Plan(2, 2, dict.fromkeys(range(clients), cut)),
@@ -70,6 +71,28 @@ def played(
 )
 def test_the_slower_side_makes_the_epoch(case, epoch_s):
     assert played(**case).epoch_s == pytest.approx(epoch_s)
+
+
+class Listener(Fixed):
+    """Keeps what it is told of batches."""
+
+    def __init__(self) -> None:
+        self.measured_of: list[Measured] = []
+
+    def measured(self, client: int, measured: Measured) -> None:
+        self.measured_of.append(measured)
+
+
+@pytest.mark.parametrize("server_s", [1.0, 4.0], ids=["acknowledged before it has trained", "after"])
+def test_what_its_link_took_is_told_with_the_next_batch(server_s: float):
+    """5 s up and a round trip of 2 s, without the time at the server, though the client trained on meanwhile."""
+    listener = Listener()
+    played(up=2.0, rtt_s=2.0, server_s=server_s, director=listener)
+    assert len(listener.measured_of) == 9
+    for measured in listener.measured_of:
+        assert measured.block_s == {1: 3.0}
+        assert measured.up is not None
+        assert measured.away_s == pytest.approx(7.0)
 
 
 def test_an_acknowledgement_returns():

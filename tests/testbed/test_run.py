@@ -292,3 +292,35 @@ def test_runs_in_virtual_time_are_not_resumed(tmp_path: Path) -> None:
     settings = compose([*BASE, "algorithm=splitfed_v1"])
     with pytest.raises(SettingsError, match="resume is for runs in real time"):
         run_testbed(replace(settings, resume=str(tmp_path)))
+
+
+def test_who_joins_first_of_all_is_not_there_before(tmp_path: Path) -> None:
+    """A client of the fleet, too; in a round in which nothing happens it is there."""
+    file = tmp_path / "late.yaml"
+    file.write_text("name: late\nrounds: [2]\nrows:\n  - {at: 0.5, client: 0, action: join}\n")
+    kept = played(*BASE, "fleet=demo", f"dynamics.file={file}", "algorithm=uniform")
+    assert [event["clients"] for event in kept.named("round_start")] == [[0, 1, 2, 3], [1, 2, 3]]
+    opened = [event["t"] for event in kept.named("stream_open") if (event["round"], event["client"]) == (2, 0)]
+    assert opened > [kept.named("round_start")[1]["t"]]
+    assert [event["clients"] for event in kept.named("round_end")] == [4, 4]
+
+
+def test_a_round_whose_every_batch_is_refused_ends_by_name(tmp_path: Path) -> None:
+    settings = [*BASE, "fleet=demo", "testbed.compute=real", "data.limit=96", "optimizer=sgd", "optimizer.lr=1e30"]
+    with pytest.raises(RoundFailed, match=r"NaN or Inf; lower optimizer\.lr") as caught:
+        run_testbed(compose([*settings, "algorithm=splitfed_v1", f"run_dir={tmp_path / 'run'}"]))
+    assert caught.value.run_dir == tmp_path / "run"
+
+
+def test_newcomers_without_data_are_refused(tmp_path: Path) -> None:
+    settings = compose([*BASE, "fleet=demo", "testbed.compute=real", "dynamics=double", f"run_dir={tmp_path / 'run'}"])
+    with pytest.raises(SettingsError, match="no data for 4 clients that come beyond the fleet's 4"):
+        run_testbed(settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_say_in_which_rounds_a_files_changes_happen(tmp_path: Path) -> None:
+    file = tmp_path / "slower.yaml"
+    file.write_text("name: slower\nrows:\n  - {at: 0.5, client: 0, compute: 9}\n")
+    kept = played(*BASE, "fleet=demo", f"dynamics.file={file}", "dynamics.rounds=[1]", "algorithm=uniform")
+    assert [event["round"] for event in kept.named("happening")] == [1]
