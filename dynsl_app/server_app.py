@@ -10,6 +10,7 @@ from dynsl_app.compose import compose, split_overrides
 from dynsl_app.errors import DynslError, SettingsError
 from dynsl_app.flower_control import GridControlPlane
 from dynsl_app.run import run
+from dynsl_app.settings import Settings
 
 app = ServerApp()
 
@@ -29,6 +30,16 @@ def _without_stack(record: logging.LogRecord) -> bool:
 logging.getLogger("flwr").addFilter(_without_stack)
 
 
+def refuse_other_ways(settings: Settings) -> None:
+    """Refuse what only holds for runs without Flower: raises SettingsError with the remedy."""
+    if settings.wire.name == "inprocess":
+        raise SettingsError(
+            "wire=inprocess cannot reach the clients of a Flower run, which are other processes; use wire=grpc"
+        )
+    if settings.runtime == "testbed":
+        raise SettingsError("runtime=testbed simulates devices itself, without Flower; use `dynsl runtime=testbed …`")
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, as ``--run-config "overrides='…'"`` says.
@@ -40,10 +51,5 @@ def main(grid: Grid, context: Context) -> None:
     """
     overrides = split_overrides(str(context.run_config["overrides"]))
     settings = compose(overrides, config_name=str(context.run_config["config-name"]))
-    if settings.wire.name == "inprocess":
-        raise SettingsError(
-            "wire=inprocess cannot reach the clients of a Flower run, which are other processes; use wire=grpc"
-        )
-    if settings.runtime == "testbed":
-        raise SettingsError("runtime=testbed simulates devices itself, without Flower; use `dynsl runtime=testbed …`")
+    refuse_other_ways(settings)
     run(settings, GridControlPlane(grid), _DEFAULT_BASE)

@@ -114,7 +114,7 @@ class OptimizerSettings:
     """
 
     name: Literal["sgd", "adam", "adamw"] = "adam"
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)

@@ -11,6 +11,7 @@ did.
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -178,6 +179,11 @@ def _shown(grid: Grid, figure: str) -> str:
     )
 
 
+def _ignore_interruptions() -> None:
+    """Ctrl-C goes to all processes; the first one takes care of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def main() -> int:
     """Run what the command line says; 0 if all runs completed."""
     known = (*TITLES, *OTHERS)
@@ -206,7 +212,7 @@ def main() -> int:
         parser.error(f"--out {given.out}: cannot write there ({error.strerror}); choose a writable folder")
     works = {"profiles": profiles, "estimates": watch, "accuracy": train_all}
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
-    pool = ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"), initializer=_ignore_interruptions)
     console = Console(stderr=True)
     with pool, Progress(*columns, console=console) as progress:
         run = Run(pool, progress, given)
@@ -220,6 +226,10 @@ def main() -> int:
             pool.shutdown(wait=False, cancel_futures=True)
             console.print(f"error: {error}", style="red")
             return 1
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            console.print("interrupted; ends with the runs that are under way, experiments before this one are written")
+            return 130
     print(f"tables and figures  {given.out.absolute()}")
     return 0
 

@@ -1,11 +1,13 @@
 """What Flower's log shows of a ServerApp that ended early."""
 
 import logging
+import re
 
 import pytest
 
-import dynsl_app.server_app  # noqa: F401  what is tested is that importing it is enough
+from dynsl_app.compose import compose
 from dynsl_app.errors import SettingsError
+from dynsl_app.server_app import refuse_other_ways  # importing it is enough for the log, too
 
 
 def logged(caplog: pytest.LogCaptureFixture, error: Exception) -> str:
@@ -25,6 +27,16 @@ def test_a_refusal_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     text = logged(caplog, SettingsError("rounds=0: must be greater"))
     assert "ServerApp raised an exception: rounds=0: must be greater" in text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"), [("wire=inprocess", "use wire=grpc"), ("runtime=testbed", "use `dynsl runtime=testbed")]
+)
+def test_other_ways_to_run_are_refused(override: str, remedy: str) -> None:
+    """They would train in real time under a false name."""
+    with pytest.raises(SettingsError, match=re.escape(remedy)):
+        refuse_other_ways(compose([override]))
+    refuse_other_ways(compose([]))
 
 
 def test_a_fault_of_ours_keeps_its_stack(caplog: pytest.LogCaptureFixture) -> None:

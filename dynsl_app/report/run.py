@@ -148,6 +148,10 @@ def _read_events(events: Iterable[Mapping[str, Any]]) -> tuple[int, tuple[Client
                 for client in event["clients"]:
                     course = courses.setdefault(client, _Course())
                     course.start(event["round"], event["cuts"][str(client)])
+            case "stream_open" if "cut" in event:  # it may join in the midst of a round
+                course = courses.setdefault(event["client"], _Course())
+                if event["round"] not in course.starts:
+                    course.start(event["round"], event["cut"])
             case "move":
                 move = Move(event["round"], event["batch"], event["cut_before"], event["cut"])
                 courses[event["client"]].move(move)

@@ -16,6 +16,7 @@ from dynsl_app.report.run import Client, Move, read_run
 from dynsl_app.report.story import cuts_over_time
 from dynsl_app.telemetry.events import EventStream
 from dynsl_app.telemetry.sinks.jsonl import JsonlSink
+from dynsl_app.testbed.run import run_testbed
 from dynsl_app.validate import to_yaml
 
 FLEET = """
@@ -223,3 +224,14 @@ def test_what_is_no_finished_run_is_refused(
     assert printed.out == ""
     assert says in printed.err
     assert str(folder) in printed.err
+
+
+def test_clients_that_join_in_the_midst_of_a_round_are_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run in virtual time, whose fleet of four doubles."""
+    settings = ["runtime=testbed", "fleet=demo", "dynamics=double", "rounds=1", "testbed.batches=8", "model=mlp"]
+    run_testbed(compose([*settings, "logging.console=off", f"run_dir={tmp_path / 'run'}"]))
+    assert [client.id for client in read_run(tmp_path / "run").clients] == list(range(8))
+    assert main([str(tmp_path / "run")]) == 0
+    assert "moves in mid-epoch" in capsys.readouterr().out
