@@ -226,7 +226,7 @@ def test_what_is_no_finished_run_is_refused(
     assert str(folder) in printed.err
 
 
-def test_clients_that_join_in_the_midst_of_a_round_are_in_it(
+def test_clients_that_join_in_the_midst_of_a_round_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run in virtual time, whose fleet of four doubles."""
