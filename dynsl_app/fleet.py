@@ -313,7 +313,11 @@ class Fleet:
         for number, change in enumerate(self.changes):
             if change.at_batch is None:
                 continue
-            late = [client for client in batches if self._comes_late(change, client, batches[client])]
+            late = [
+                client
+                for client, count in batches.items()
+                if change.at_batch >= count and change in self.changes_of(client)
+            ]
             if late:
                 most = max(batches[client] for client in late)
                 told.append(
@@ -322,9 +326,6 @@ class Fleet:
                     f"(data.limit, data.batch, local_epochs or testbed.batches)"
                 )
         return told
-
-    def _comes_late(self, change: Change, client: int, batches: int) -> bool:
-        return change.at_batch is not None and change.at_batch >= batches and change in self.changes_of(client)
 
     def _check(self, change: Change) -> None:
         if change.client is not None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import commands
 import pytest
 
 from dynsl_app import cli
@@ -17,28 +18,6 @@ from dynsl_app.errors import RoundFailed
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
 from dynsl_app.sweep import read_rows
-
-
-def ended(settings: Settings) -> Summary:
-    """What a run of two rounds says of itself."""
-    return Summary(
-        accuracy=0.9,
-        loss=0.01 * settings.seed,
-        rounds=2,
-        epoch_s=(3.0, 1.0),
-        total_s=9.0,
-        bytes_up=100,
-        bytes_down=50,
-        moves=settings.seed,
-        cuts={0: 1},
-        clients=1,
-        algorithm=settings.algorithm.name,
-        model="cnn",
-        data="digits",
-        seed=settings.seed,
-        name="run",
-        run_dir=f"/runs/{settings.seed}",
-    )
 
 
 @pytest.fixture
@@ -55,14 +34,9 @@ def dynsl(monkeypatch, tmp_path):
                 raise RoundFailed("round 1: no client finished\nsecond line")
             if settings.seed == 66:
                 raise KeyError("a fault of ours")
-            return ended(settings)
+            return commands.ended(settings)
 
-        monkeypatch.setattr(cli, "_run", record)
-        monkeypatch.setattr(sys, "argv", ["dynsl", *arguments])
-        try:
-            return cli.main(), runs
-        except SystemExit as stop:  # Hydra's way to end
-            return int(stop.code or 0), runs
+        return commands.call(monkeypatch, record, *arguments), runs
 
     return call
 
@@ -117,7 +91,7 @@ def test_rows_are_written_as_runs_end(dynsl, monkeypatch, tmp_path):
 
     def look(settings: Settings) -> Summary:
         seen.append(len(read_rows(tmp_path / "sweep" / "multirun.csv")))
-        return ended(settings)
+        return commands.ended(settings)
 
     monkeypatch.setattr(cli, "_run", look)
     monkeypatch.setattr(sys, "argv", ["dynsl", "-m", "seed=1,2,3", "hydra.sweep.dir=sweep"])

@@ -3,13 +3,12 @@
 import itertools
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import commands
 import pytest
 
-from dynsl_app import cli
 from dynsl_app.errors import RoundFailed
 from dynsl_app.settings import Settings
 from dynsl_app.summary import Summary
@@ -20,28 +19,6 @@ ON = "hydra.callbacks.sweep.resume=true"
 SWEEP = ("-m", "algorithm=fedavg,psl", "seed=1,2", "rounds=2", "hydra.sweep.dir=sweep")
 
 Dynsl = Callable[..., tuple[int, list[tuple[str, int]]]]
-
-
-def ended(settings: Settings, folder: Path) -> Summary:
-    """What a run of two rounds says of itself."""
-    return Summary(
-        accuracy=0.9,
-        loss=0.1,
-        rounds=2,
-        epoch_s=(3.0, 1.0),
-        total_s=9.0,
-        bytes_up=100,
-        bytes_down=50,
-        moves=1,
-        cuts={0: 1},
-        clients=1,
-        algorithm=settings.algorithm.name,
-        model="cnn",
-        data="digits",
-        seed=settings.seed,
-        name="run",
-        run_dir=str(folder),
-    )
 
 
 @pytest.fixture
@@ -62,16 +39,11 @@ def dynsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dynsl:
             (folder / "config.yaml").write_text(to_yaml(settings))
             if runs[-1] == fail:
                 raise RoundFailed("round 1: no client finished")
-            summary = ended(settings, folder)
+            summary = commands.ended(settings, str(folder))
             (folder / "summary.json").write_text(summary.to_json())
             return summary
 
-        monkeypatch.setattr(cli, "_run", run)
-        monkeypatch.setattr(sys, "argv", ["dynsl", *arguments])
-        try:
-            return cli.main(), runs
-        except SystemExit as end:
-            return int(end.code or 0), runs
+        return commands.call(monkeypatch, run, *arguments), runs
 
     return call
 

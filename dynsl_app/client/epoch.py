@@ -23,7 +23,7 @@ from dynsl_app.settings import NodeSettings
 from dynsl_app.telemetry.device import DeviceSampler
 from dynsl_app.telemetry.meter import BlockMeter, meter_for
 from dynsl_app.telemetry.probing import asked, carrying
-from dynsl_app.telemetry.report import Report, report
+from dynsl_app.telemetry.report import report
 from dynsl_app.wire.base import Frame, Kind, Scalar, Transfer
 from dynsl_app.wire.transport import make_transport
 
@@ -91,16 +91,14 @@ class _Round:
         """The batch whose progress has been told, and the server's answer not yet read."""
         self._given: dict[str, Tensor] = {}
         """State of the blocks given up, for the next activation."""
-        self._report = Report()
-        """What was measured and is not told yet, for the next frame."""
+        self._block_s: dict[int, float] = {}
+        """Seconds by block of the last batch, not told yet."""
         self._exchanged: tuple[float, Transfer | None] = (0.0, None)
         """Seconds from sending the last frame to having its answer, and when that came; None: not waited for."""
-        self._began = self._sent = time.monotonic()
-        """When this batch began, and when what an ACK answers was sent last."""
+        self._sent = time.monotonic()
+        """When what an ACK answers was sent last."""
         self._answering_s = math.inf
         """How long the last ACK took to come."""
-        self._block_s: dict[int, float] = {}
-        """Of the last batch."""
         self._asked = 0
         """Bytes with which the last answer read asked to probe the link."""
         self._noise = torch.empty(0, dtype=torch.uint8)
@@ -109,7 +107,6 @@ class _Round:
 
     def train(self, x: Tensor, y: Tensor) -> None:
         """Train on one batch, wherever the blocks are."""
-        self._began = time.monotonic()
         reply: Frame | None = None
         if self._prefix.whole:
             reply = self._local_batch(x, y)
@@ -152,7 +149,7 @@ class _Round:
         top = self._forward(x, len(y))
         if self._unread is not None:
             reply = self._answer(self._unread)
-            self._report = report(self._block_s, self._answering_s, reply.received)
+            self._exchanged = self._answering_s, reply.received
         self._sent = time.monotonic()
         self._send_activation(top, y)
         self._unread = self.batch
@@ -163,8 +160,9 @@ class _Round:
         # Blocks that went to the server go with the first activation that needs them there. They stay in this frame
         # until it is answered, which acknowledges the move; a lost connection sends it again.
         given, self._given = self._given, {}
-        tensors = {"activation": top.detach().to("cpu"), "target": y, **self._report.tensors, **given}
-        self._stream.send(self._frame(Kind.ACTIVATION, meta=self._report.meta, tensors=tensors))
+        told = report(self._block_s, *self._exchanged)
+        tensors = {"activation": top.detach().to("cpu"), "target": y, **told.tensors, **given}
+        self._stream.send(self._frame(Kind.ACTIVATION, meta=told.meta, tensors=tensors))
 
     def _local_batch(self, x: Tensor, y: Tensor) -> Frame | None:
         """Train the whole model on a batch, then tell the progress.
@@ -173,6 +171,7 @@ class _Round:
         moves as soon as it is told to; with a probe it is waited for. The answer that commands a move, if one does,
         else any.
         """
+        began = time.monotonic()
         logits = self._forward(x, len(y))
         target = y.to(logits.device)
         loss = mean_loss(logits, target)
@@ -181,18 +180,18 @@ class _Round:
         self._prefix.backward(loss)
         self._step()
         reply = None if self._unread is None else self._answer(self._unread)
-        told = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
-        meta = {**self._report.meta, **told}
+        told = report(self._block_s, *self._exchanged)
+        trained = {"samples": len(y), "loss": float(loss.detach()), "correct": count_correct(logits, target)}
+        meta = {**told.meta, **trained}
         probe = self._probe(self._asked) if self._asked else None
-        tensors = {**self._report.tensors, **carrying(probe)}
+        tensors = {**told.tensors, **carrying(probe)}
         self._sent = time.monotonic()
         self._stream.send(self._frame(Kind.PROGRESS, meta=meta, tensors=tensors))
         self._unread = self.batch
-        self._report, self._exchanged = Report(), (0.0, None)
+        self._block_s, self._exchanged = {}, (0.0, None)
         if probe is not None:
             back = self._exchange()
-            self._report = report({}, *self._exchanged)
-        elif self._answering_s <= PROMPT * (self._sent - self._began):
+        elif self._answering_s <= PROMPT * (self._sent - began):
             back = self._answer(self.batch)
             self._unread = None
         else:
@@ -202,7 +201,6 @@ class _Round:
     def _step(self) -> None:
         self._prefix.step(self._rate.at(self._order.round, self.batch))
         self._block_s = self._meter.take() if self._meter else {}
-        self._report = report(self._block_s, *self._exchanged)
 
     def _exchange(self) -> Frame:
         """Wait for the answer to the frame just sent, and note how long that took."""

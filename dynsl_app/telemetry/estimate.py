@@ -17,19 +17,19 @@ JUMP = 0.35
 """A change above this, seen twice, is a new level."""
 
 _LEAST_LIMIT = math.log(1 + JUMP)
-_HICCUP_S = 1.0
-"""A batch that takes longer than this beyond what is expected, and not in one block alone, is seen twice in itself:
-interpreters, schedulers and file systems do not halt a device that long (choice)."""
-
-_SETTLED = 3
-"""Measurements before a level is known so well: a device's first batch is a long one (choice)."""
-
 _MOST_LIMIT = math.log(2.0)
 """However noisy the measurements: a factor of two, seen twice, is always a new level (choice)."""
 _LIMIT_SPREADS = 2.5
 """Mean absolute deviations that are still noise: two standard deviations of a normal distribution (choice)."""
 _FIRST_SPREAD = 0.1
 """Relative spread that is assumed before there are measurements (choice)."""
+
+_HICCUP_S = 1.0
+"""A batch that takes longer than this beyond what is expected, and not in one block alone, is seen twice in itself:
+interpreters, schedulers and file systems do not halt a device that long (choice)."""
+
+_SETTLED = 3
+"""Measurements before a level is known so well: a device's first batch is a long one (choice)."""
 
 _LEAST_SPREAD = 0.05
 """However steady the measurements: what a device does next is not known better than that from one (choice)."""

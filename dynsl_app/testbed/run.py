@@ -305,7 +305,7 @@ class Testbed:
         events.emit(
             "round_start",
             round=round_,
-            clients=list(present),
+            clients=present,
             cuts=cuts,
             boundary=plan.boundary,
             heads=plan.heads,
